@@ -1,0 +1,56 @@
+"""The periodic checkpoint flow: whatever training committed becomes published and evaluated."""
+
+from prefect import flow, get_run_logger
+
+from flows.campaign import Campaign, load_campaign
+from flows.evaluate import evaluate_checkpoint
+from infra.errors import StayerError
+from infra.home import home
+from infra.locks import LockHeldError, exclusive
+from tasks.checkpoints import publish, unpublished
+from tasks.stages import stage
+
+
+@flow(name="publish-checkpoints", flow_run_name="publish-{run}")
+def publish_checkpoints(run: str = "all") -> list[int]:
+    """Publish the committed checkpoints of one run, or of all runs; those already published stay as they are.
+
+    Args:
+        run: run id or path, or `all`.
+
+    Returns:
+        The steps that were published.
+    """
+    names = [p.parent.name for p in sorted((home() / "runs").glob("*/job.yaml"))] if run == "all" else [run]
+    published = []
+    for name in names:
+        campaign = load_campaign(name)
+        try:
+            with exclusive(campaign.run.path / "publish.lock", what="publishing"):
+                published += _publish_pending(campaign)
+        except LockHeldError:
+            continue  # another flow is at it; what it does not see yet, the next one will
+    return published
+
+
+def _publish_pending(campaign: Campaign) -> list[int]:
+    job, run = campaign.job, campaign.run
+    published = []
+    for checkpoint in unpublished(run):
+        with stage("publish", run):
+            good = publish(str(run.path), checkpoint.step, job.checkpoint.store)
+        if not good:
+            continue
+        published.append(checkpoint.step)
+        if job.evaluation.every_checkpoint:
+            _evaluate(campaign, checkpoint.step)
+    campaign.tracking.sync()
+    return published
+
+
+def _evaluate(campaign: Campaign, step: int) -> None:
+    try:
+        evaluate_checkpoint(str(campaign.run.path), step)
+    except StayerError as err:  # a failed evaluation is told, and never stops training
+        campaign.run.record_event("evaluation_failed", step=step, error=err.message)
+        get_run_logger().warning("%s", err.message)

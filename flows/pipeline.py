@@ -1,0 +1,98 @@
+"""The main job: text in, a trained, evaluated and registered model out."""
+
+import contextlib
+from collections.abc import Iterator
+
+from prefect import flow
+from prefect.exceptions import TerminationSignal
+from prefect.states import Cancelled, State
+
+from flows.campaign import Campaign, open_campaign
+from flows.checkpoint import publish_checkpoints
+from flows.evaluate import evaluate_checkpoint
+from flows.prepare import prepare_data
+from flows.train import StoppedError, train
+from tasks.models import export_final, fetch_model, report
+from tasks.stages import stage
+from training.checkpoint_manifest import newest_step
+
+
+@flow(name="continued-training", flow_run_name="{job}")
+def continued_training(
+    job: str, run_id: str | None = None, overrides: list[str] | None = None, by_hand: bool = True
+) -> str | State[str]:
+    """Carry a job from raw text to a registered, evaluated model.
+
+    Finished parts are recognised and not done again: the same call starts a run, goes on with it, confirms it.
+
+    Args:
+        job: path of the job file.
+        run_id: run to work in; by default the job's own.
+        overrides: ``section.key=value`` items.
+        by_hand: whether a person asked for it; their act renews the restart budget.
+
+    Returns:
+        The run id; a run stopped on request ends as Cancelled.
+    """
+    with open_campaign(job, overrides=overrides or [], wanted=run_id, by_hand=by_hand) as campaign:
+        try:
+            with _ending(campaign):
+                _carry_out(campaign, by_hand)
+        except StoppedError as stopped:
+            return Cancelled(message=stopped.message)
+        return campaign.run.run_id
+
+
+@flow(name="base-model", flow_run_name="{job}")
+def base_model(job: str, by_hand: bool = True) -> str:
+    """Carry out the job that another one builds on.
+
+    Returns:
+        Folder of its final model.
+    """
+    with open_campaign(job, by_hand=by_hand) as campaign:
+        with _ending(campaign):
+            _carry_out(campaign, by_hand)
+        return str(campaign.run.model)
+
+
+def _carry_out(campaign: Campaign, by_hand: bool) -> None:
+    """Every stage in order; each recognises what is already done."""
+    run = campaign.run
+    model = _starting_model(campaign, by_hand)
+    campaign.record_inputs(prepare_data(str(run.job_file)), model)
+    campaign.tracking.sync()
+    if model is not None:
+        evaluate_checkpoint(run.run_id, 0)
+    if not campaign.trained:
+        train(run.run_id)
+    publish_checkpoints(run.run_id)
+    evaluate_checkpoint(run.run_id, newest_step(run))
+    with stage("export", run):
+        export_final(str(run.path))
+    with stage("report", run):
+        report(str(run.path))
+
+
+def _starting_model(campaign: Campaign, by_hand: bool) -> str | None:
+    model = campaign.job.model
+    if model.base_job is not None:
+        return base_model(model.base_job, by_hand)
+    return fetch_model(model.path) if model.path is not None else None
+
+
+@contextlib.contextmanager
+def _ending(campaign: Campaign) -> Iterator[None]:
+    """Record how the campaign ends, whatever way it takes, and let the tracker know."""
+    outcome, why = "completed", ""
+    try:
+        yield
+    except (StoppedError, KeyboardInterrupt, TerminationSignal) as err:
+        outcome, why = "stopped", str(err) or "stopped by a signal"
+        raise
+    except BaseException as err:
+        outcome, why = "failed", str(err)
+        raise
+    finally:
+        campaign.finish(outcome, why)
+        campaign.tracking.sync(force=True)

@@ -1,0 +1,36 @@
+"""Scoring checkpoints in a process of its own, so that evaluation can never change training."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from prefect import task
+
+from infra import storage
+from infra.errors import StayerError
+from training.rundir import RunDir
+
+
+@task(name="evaluate", task_run_name="evaluate-step-{step}", retries=1, retry_delay_seconds=5)
+def evaluate(run_dir: str, step: int) -> dict[str, float]:
+    """Score one checkpoint (step 0: the starting model) on the held-out documents, or find it scored.
+
+    Returns:
+        Perplexity by role and by source, as in the evaluation file.
+
+    Raises:
+        StayerError: the evaluator failed; its log is named.
+    """
+    run = RunDir(Path(run_dir))
+    log_file = run.evaluations / f"step-{step:08d}.log"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("wb") as log:
+        command = [sys.executable, "-m", "eval.worker", str(run.path), str(step)]
+        env = {**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1"}
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=env, check=False).returncode
+    if code != 0:
+        last = log_file.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
+        raise StayerError(f"evaluation of step {step} failed (exit code {code}): {last[0]}", hint=f"see {log_file}")
+    scores: dict[str, float] = storage.read_json(str(run.evaluation(step)))["perplexity"]
+    return scores

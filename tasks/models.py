@@ -1,0 +1,51 @@
+"""Models in and out: the one to start from, the one that was trained, and the report on it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from prefect import task
+
+from eval.report import write_report
+from infra.errors import InputError, StayerError
+from training.checkpoint_manifest import newest_step
+from training.rundir import RunDir
+
+
+@task(name="fetch-model")
+def fetch_model(path: str) -> str:
+    """The folder of a model: a local one as it is, a hub name downloaded (or found in the hub's cache).
+
+    Raises:
+        InputError: neither a folder nor a model the hub knows.
+    """
+    if Path(path).is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return str(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"]))
+    except Exception as err:
+        raise InputError(
+            f"model {path!r} is neither a local folder nor to be had from the hub: {err}",
+            hint="set model.path to a Hugging Face folder with weights and tokenizer",
+        ) from err
+
+
+@task(name="export-model", retries=1, retry_delay_seconds=5)
+def export_final(run_dir: str) -> str:
+    """Write the run's last checkpoint as a Hugging Face folder, or find it written; returns the folder."""
+    run = RunDir(Path(run_dir))
+    if not run.model.is_dir():
+        command = [sys.executable, "-m", "training.export", str(run.path), str(newest_step(run)), str(run.model)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise StayerError(f"the final model could not be exported: {last}")
+    return str(run.model)
+
+
+@task(name="write-report")
+def report(run_dir: str) -> str:
+    """Write the run's HTML report; returns its path."""
+    return str(write_report(RunDir(Path(run_dir))))
