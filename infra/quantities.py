@@ -38,10 +38,7 @@ def parse_count(value: object) -> int:
         raise ValueError("expected a whole number, not true or false")
     if isinstance(value, int):
         return value
-    if isinstance(value, float):
-        exact = Decimal(repr(value)) if math.isfinite(value) else None
-    else:
-        exact = _suffixed(value)
+    exact = _finite(value) if isinstance(value, float) else _suffixed(value)
     if exact is None:
         raise ValueError("expected a whole number such as 384, 1e5, 100B (10^9) or 8Ki (2^10)")
     if exact != exact.to_integral_value():
@@ -64,6 +61,10 @@ def parse_number(value: object) -> float:
     if not math.isfinite(number):
         raise ValueError("expected a finite number")
     return number
+
+
+def _finite(value: float) -> Decimal | None:
+    return Decimal(repr(value)) if math.isfinite(value) else None
 
 
 def _suffixed(value: object) -> Decimal | None:

@@ -1,0 +1,91 @@
+"""Training processes on this machine: torchrun as a process of its own session, which outlives whoever started it."""
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.config import ClusterConfig
+from infra.launch.processes import MARK_VARIABLE, start_time_s
+
+WORKER = "training.worker"
+"""Module that every rank runs."""
+
+
+@dataclass(frozen=True)
+class LaunchedProcess:
+    """The torchrun agent, told apart from a later process of the same pid by its start."""
+
+    pid: int
+    create_time_s: float
+    """See `infra.launch.processes.start_time_s`."""
+
+
+def launch(run_dir: Path, *, number: int, mark: str, cluster: ClusterConfig, module: str = WORKER) -> LaunchedProcess:
+    """Start an attempt and return at once.
+
+    Logs go to ``attempts/<number>/``: ``rank-<r>.log`` for each rank, ``torchrun.log`` for the agent.
+
+    Args:
+        run_dir: the run directory, handed to every rank.
+        number: the attempt's number, `STAYER_ATTEMPT_NUMBER` for the ranks.
+        mark: what the attempt's processes are known by (see `infra.launch.processes`).
+        cluster: how many ranks, and how long they may take to stop.
+        module: what every rank runs as ``python -m module run_dir``.
+    """
+    folder = run_dir.resolve() / "attempts" / f"{number:04d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [*_torchrun(cluster), "-m", "infra.launch.rank", str(folder), module, str(run_dir.resolve())]
+    with (folder / "torchrun.log").open("ab") as log:
+        agent = subprocess.Popen(
+            command,
+            env=_environment(number, mark),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C in the terminal and the end of the flow are not its business
+        )
+    started_s = start_time_s(agent.pid)  # before anybody reaps it: even a dead process still tells
+    threading.Thread(target=agent.wait, name=f"reap-{agent.pid}", daemon=True).start()
+    return LaunchedProcess(agent.pid, started_s)
+
+
+def request_stop(pid: int) -> None:
+    """Send SIGTERM to the agent, which passes it on to all ranks; one that is gone needs no signal."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
+def _torchrun(cluster: ClusterConfig) -> list[str]:
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        # The agent's store listens on a port that the kernel picks when it binds, and the ranks meet at that store:
+        # no port is ever chosen first and bound later, so two attempts cannot collide.
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        f"--nproc-per-node={cluster.processes_per_node}",
+        "--max-restarts=0",  # a restart is a new attempt, decided by recovery from what happened
+        "--monitor-interval=0.1",
+        f"--shutdown-timeout={math.ceil(cluster.stop_budget_s)}",
+    ]
+
+
+def _environment(number: int, mark: str) -> dict[str, str]:
+    chosen = {
+        "OMP_NUM_THREADS": "1",
+        # By default gloo talks over the address behind the host name, which a laptop loses with its network.
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+    }
+    fixed = {
+        MARK_VARIABLE: mark,
+        "STAYER_ATTEMPT_NUMBER": str(number),
+        "PYTHONUNBUFFERED": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    return {**chosen, **os.environ, **fixed}
