@@ -1,16 +1,21 @@
 """Scores one checkpoint of a run: ``python -m eval.worker RUN_DIR STEP`` (step 0: the starting model)."""
 
-import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from eval.config import EvaluationConfig
+from eval.perplexity import Score, score
 from infra import storage
 from infra.errors import InputError, StayerError
-from packing.manifest import load_manifest
-from training.checkpoint_manifest import MANIFEST_FILE, read_manifest, verify
+from packing.dataset import PackedDataset
+from packing.manifest import Manifest, load_manifest
+from training.checkpoint import load_model_weights
+from training.checkpoint_manifest import read_manifest
+from training.config import TrainingJob
+from training.model import PackedCausalLM, build_model
 from training.rundir import RunDir
 
 
@@ -29,7 +34,7 @@ def evaluate(run: RunDir, step: int) -> None:
     """Write `evaluations/step-<n>.json`, unless it already holds the scores of this very model and data.
 
     Raises:
-        InputError: the run has no such checkpoint, or it is damaged.
+        StayerError: the run has no such checkpoint, or it is damaged.
     """
     config = EvaluationConfig.model_validate(run.job().get("evaluation", {}))
     identity = _identity(run, step, config)
@@ -57,25 +62,17 @@ def _identity(run: RunDir, step: int, config: EvaluationConfig) -> str:
             raise InputError(f"run {run.run_id} starts from random weights: step 0 has no model to evaluate")
         model = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in Path(inputs.model).iterdir())
     else:
-        folder = run.checkpoint(step)
-        if not (folder / MANIFEST_FILE).is_file():
-            raise InputError(f"run {run.run_id} has no committed checkpoint of step {step}")
-        model = [read_manifest(folder).model_dump(mode="json")]
+        model = [read_manifest(run.checkpoint(step)).model_dump(mode="json")]
     scoring = config.model_dump(exclude={"every_checkpoint"})
     return storage.fingerprint([model, inputs.dataset_id, scoring])
 
 
 def _scores(run: RunDir, step: int, config: EvaluationConfig) -> tuple[dict[str, float], dict[str, int]]:
     """Perplexity and number of targets by source and by role."""
-    import torch
-
-    from eval.perplexity import Score, score
-    from packing.dataset import PackedDataset
-
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # training goes on beside it
-    model = _load(run, step, getattr(torch, config.dtype))
     inputs = run.inputs()
     manifest = load_manifest(inputs.dataset)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = _load(run, step, manifest).to(device=device, dtype=getattr(torch, config.dtype))
     scores: dict[str, Score] = {}
     for source in manifest.sources:
         if source.name not in manifest.held_out:
@@ -87,19 +84,19 @@ def _scores(run: RunDir, step: int, config: EvaluationConfig) -> tuple[dict[str,
     return {k: s.perplexity for k, s in scores.items()}, {k: s.targets for k, s in scores.items()}
 
 
-def _load(run: RunDir, step: int, dtype: Any) -> Any:
-    import torch
-
-    from training.checkpoint import load_model_weights
-    from training.model import build_model
-
-    inputs = run.inputs()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def _load(run: RunDir, step: int, manifest: Manifest) -> PackedCausalLM:
+    """The starting model (step 0), or the model with the weights of a verified checkpoint."""
+    job = TrainingJob.model_validate(run.job())
+    model = build_model(
+        folder=run.inputs().model,
+        architecture=job.model.architecture,
+        seed=job.training.seed,
+        vocab_size=manifest.vocab_size,
+        seq_len=manifest.seq_len,
+    )
     if step > 0:
-        problems = verify(run.checkpoint(step))
-        if problems:
-            raise InputError(f"checkpoint {run.checkpoint(step).name} is damaged: {problems[0]}")
-    raise NotImplementedError(inputs, device, dtype, build_model, load_model_weights)
+        load_model_weights(run.checkpoint(step), model)
+    return model.eval()
 
 
 if __name__ == "__main__":

@@ -116,9 +116,21 @@ def _campaign(job: Job, run: RunDir) -> Campaign:
 
 @contextlib.contextmanager
 def open_campaign(
-    job_file: str, *, overrides: Sequence[str] = (), wanted: str | None = None, by_hand: bool = True
+    job_file: str,
+    *,
+    overrides: Sequence[str] = (),
+    wanted: str | None = None,
+    by_hand: bool = True,
+    part_of_another: bool = False,
 ) -> Iterator[Campaign]:
-    """Claim the run of a job for this flow, and record what happens to it.
+    """Claim the run of a job for this flow, and record that it is at work.
+
+    Args:
+        job_file: path of the job file.
+        overrides: ``section.key=value`` items.
+        wanted: run id; by default the job's own.
+        by_hand: whether a person asked for it.
+        part_of_another: whether another campaign carries this one out, as its base job.
 
     Raises:
         InputError: the job is wrong, or another live flow owns the run.
@@ -135,5 +147,6 @@ def open_campaign(
             root_flow_run=str(flow_run.root_flow_run_id or ""),
             pid=os.getpid(),
             by_hand=by_hand,
+            part_of_another=part_of_another,
         )
         yield _campaign(job, run)

@@ -27,7 +27,6 @@ _ROUNDING_ONLY = (
     "collective_timeout_s",
     "threads_per_process",
 )
-_LABELS = ("licence", "personal_data", "role")
 
 
 def load_job(file: str | Path, overrides: Sequence[str] = ()) -> Job:
@@ -95,9 +94,6 @@ def result_hash(job: Job) -> str:
     shape: dict[str, Any] = job.model_dump(mode="json", include={"model", "data", "packing", "training"})
     for key in _ROUNDING_ONLY:
         shape["training"].pop(key)
-    for source in shape["data"]["sources"]:
-        for label in _LABELS:
-            source.pop(label)
     base = base_of(job)
     if base is not None:
         shape["model"]["base_job"] = result_hash(base)

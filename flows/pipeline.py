@@ -12,9 +12,9 @@ from flows.checkpoint import publish_checkpoints
 from flows.evaluate import evaluate_checkpoint
 from flows.prepare import prepare_data
 from flows.train import StoppedError, train
+from tasks.checkpoints import newest_step
 from tasks.models import export_final, fetch_model, report
 from tasks.stages import stage
-from training.checkpoint_manifest import newest_step
 
 
 @flow(name="continued-training", flow_run_name="{job}")
@@ -50,7 +50,7 @@ def base_model(job: str, by_hand: bool = True) -> str:
     Returns:
         Folder of its final model.
     """
-    with open_campaign(job, by_hand=by_hand) as campaign:
+    with open_campaign(job, by_hand=by_hand, part_of_another=True) as campaign:
         with _ending(campaign):
             _carry_out(campaign, by_hand)
         return str(campaign.run.model)

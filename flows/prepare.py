@@ -1,7 +1,5 @@
 """Raw text to a packed dataset: tokenize, pack, manifest."""
 
-from pathlib import Path
-
 from prefect import flow, unmapped
 from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -10,7 +8,7 @@ from flows.job import Job
 from flows.job_file import base_of, load_job
 from infra.errors import InputError
 from infra.home import home
-from packing.manifest import MANIFEST_FILE
+from packing.prepare import finished
 from tasks import corpus
 from tasks.corpus import PreparedData
 from tasks.stages import stage
@@ -33,7 +31,7 @@ def prepare_data(job: str, overrides: list[str] | None = None) -> PreparedData:
         tokenizer = find_tokenizer(loaded)
     with stage("hash sources"):
         plan = corpus.plan(loaded.data, loaded.packing, tokenizer=tokenizer, root=str(home() / "datasets"))
-    if not (Path(plan.dataset) / MANIFEST_FILE).is_file():
+    if finished(plan) is None:
         with stage("tokenize", total=plan.num_units, unit="units"):
             units = corpus.tokenize.map(unmapped(plan), range(plan.num_units))
             wait(units)

@@ -3,8 +3,9 @@
 from prefect import flow, get_run_logger
 
 from flows.campaign import find_run
-from flows.failures import Failure, claim_failure, find_failure
+from flows.failures import claim_failure, find_failure
 from flows.pipeline import continued_training
+from infra.errors import InputError
 
 
 @flow(name="resume", flow_run_name="resume-{run}{failed_run}")
@@ -21,15 +22,18 @@ def resume(run: str = "", failed_run: str = "") -> str:
     Returns:
         What was done, in words.
     """
-    log = get_run_logger()
     if run:
-        continued_training(str(find_run(run).job_file), run_id=find_run(run).run_id)
-        return f"resumed {run}"
-    failure: Failure | None = find_failure(failed_run.removeprefix("prefect.flow-run."))
-    if failure is None:
-        return _told(log, f"{failed_run} is no campaign of this home folder: nothing to resume")
-    refusal = claim_failure(failure)
-    if refusal:
-        return _told(log, f"{failure.run.run_id} is not resumed: {refusal}")
-    continued_training(str(failure.run.job_file), run_id=failure.run.run_id, by_hand=False)
-    return f"resumed {failure.run.run_id}"
+        directory = find_run(run)
+        continued_training(str(directory.job_file), run_id=directory.run_id)
+        return f"resumed {directory.run_id}"
+    if not failed_run:
+        raise InputError("nothing to resume: give run or failed_run")
+    failure = find_failure(failed_run.removeprefix("prefect.flow-run."))
+    refusal = claim_failure(failure) if failure else "it carried no campaign of this home folder"
+    if failure is None or refusal:
+        done = f"{failed_run} is not resumed: {refusal}"
+    else:
+        continued_training(str(failure.run.job_file), run_id=failure.run.run_id, by_hand=False)
+        done = f"resumed {failure.run.run_id}"
+    get_run_logger().info(done)
+    return done

@@ -7,10 +7,10 @@ from prefect import flow, get_run_logger
 from flows.campaign import Campaign, load_campaign
 from flows.checkpoint import publish_checkpoints
 from infra.errors import StayerError
+from tasks.checkpoints import newest_step
 from tasks.launching import STOP, launch_or_attach, watch
 from tasks.recovery import Action, decide
 from tasks.stages import stage
-from training.checkpoint_manifest import newest_step
 from training.exits import ExitReason
 from training.rundir import AttemptRecord
 
@@ -53,7 +53,7 @@ def train(run: str) -> int:
 
 def _look_after(campaign: Campaign, attempt: AttemptRecord) -> None:
     """Publish each checkpoint as it is committed, until the attempt has ended."""
-    handled, next_sync_s = -1, 0.0
+    handled, next_sync_s = 0, 0.0
 
     def meanwhile() -> None:
         nonlocal next_sync_s

@@ -5,8 +5,21 @@ from pathlib import Path
 from prefect import task
 
 from infra import storage
-from training.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest, list_checkpoints, verify
+from training.checkpoint_manifest import (
+    MANIFEST,
+    CheckpointManifest,
+    DamagedCheckpointError,
+    list_checkpoints,
+    read_manifest,
+    verify,
+)
 from training.rundir import RunDir
+
+
+def newest_step(run: RunDir) -> int:
+    """Step of the newest committed checkpoint; 0 without one. Cheap enough to ask several times a second."""
+    steps = [int(file.parent.name.removeprefix("step-")) for file in run.checkpoints.glob(f"step-*/{MANIFEST}")]
+    return max(steps, default=0)
 
 
 def unpublished(run: RunDir) -> list[CheckpointManifest]:
@@ -24,9 +37,10 @@ def publish(run_dir: str, step: int, store: str | None) -> bool:
     """
     run = RunDir(Path(run_dir))
     folder = run.checkpoint(step)
-    problems = verify(folder)
-    if problems:
-        run.record_event("checkpoint_damaged", step=step, problems=problems)
+    try:
+        verify(folder, read_manifest(folder))
+    except DamagedCheckpointError as err:
+        run.record_event("checkpoint_damaged", step=step, problem=err.message)
         return False
     url = str(folder)
     if store is not None:
@@ -40,8 +54,8 @@ def _copy(folder: Path, url: str) -> None:
     fs, target = storage.filesystem(url)
     fs.makedirs(target, exist_ok=True)
     names = sorted(f.name for f in folder.iterdir())
-    for name in [*(n for n in names if n != MANIFEST_FILE), MANIFEST_FILE]:
+    for name in [*(n for n in names if n != MANIFEST), MANIFEST]:
         remote = f"{target}/{name}"
-        if name != MANIFEST_FILE and fs.exists(remote) and fs.size(remote) == (folder / name).stat().st_size:
+        if name != MANIFEST and fs.exists(remote) and fs.size(remote) == (folder / name).stat().st_size:
             continue  # an earlier try brought it over
         fs.put_file(str(folder / name), remote)

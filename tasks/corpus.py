@@ -9,12 +9,12 @@ from infra import storage
 from packing.config import DataConfig, PackingConfig
 from packing.documents import Document, read_documents
 from packing.manifest import Manifest
+from packing.plan import list_files
 from packing.prepare import (
     BucketReport,
     PreparationPlan,
     UnitReport,
     finalize,
-    list_inputs,
     pack_bucket,
     plan_preparation,
     tokenize_unit,
@@ -36,15 +36,13 @@ class PreparedData(BaseModel, frozen=True):
 @task(name="train-tokenizer")
 def make_tokenizer(data: DataConfig, *, vocab_size: int, root: str) -> str:
     """Train the job's tokenizer on all of its sources, or find it trained; returns its folder."""
-    files = list_inputs(data)
-    content = [[file.source, file.sha256] for file in files]
+    found = [(source, file) for source in data.sources for file in list_files(source)]
+    content = [[source.name, source.text_field, file.sha256] for source, file in found]
     folder = Path(root) / storage.fingerprint([content, vocab_size])[:16]
     if folder.is_dir():
         return str(folder)
-    sources = {source.name: source for source in data.sources}
-    texts = (
-        item.text for file in files for item in read_documents(file, sources[file.source]) if isinstance(item, Document)
-    )
+    documents = (item for source, file in found for item in read_documents(file, source))
+    texts = (item.text for item in documents if isinstance(item, Document))
     train_byte_bpe(texts, folder, vocab_size=vocab_size)
     return str(folder)
 

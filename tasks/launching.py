@@ -21,6 +21,7 @@ from training.rundir import AttemptRecord, RunDir
 
 _POLL_S = 0.25
 _ORPHAN_GRACE_S = 10
+_LAUNCH_WAIT_S = 60
 
 class StopRequest:
     """A wish to stop the run in progress: set by the command line's signal handler, read by `watch`."""
@@ -64,7 +65,7 @@ def launch_or_attach(run_dir: str, cluster: ClusterConfig) -> AttemptRecord:
     A lock makes sure that of two flows only one starts it; the other one attaches.
     """
     run = RunDir(Path(run_dir))
-    with exclusive(run.path / "launch.lock", what="launch"):
+    with exclusive(run.path / "launch.lock", what="starting an attempt", wait_s=_LAUNCH_WAIT_S):
         live = find_live_attempt(run)
         if live is not None:
             run.record_event("attempt_attached", attempt=live.number, pid=live.pid)

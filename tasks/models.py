@@ -8,7 +8,7 @@ from prefect import task
 
 from eval.report import write_report
 from infra.errors import InputError, StayerError
-from training.checkpoint_manifest import newest_step
+from tasks.checkpoints import newest_step
 from training.rundir import RunDir
 
 

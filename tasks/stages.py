@@ -28,10 +28,10 @@ class Board:
         self._lock = threading.Lock()
         self._stages: list[Stage] = []
 
-    def current(self) -> Stage | None:
-        """The innermost stage, or None between stages."""
+    def stages(self) -> list[Stage]:
+        """The stages as they are now, outermost first."""
         with self._lock:
-            return self._stages[-1] if self._stages else None
+            return list(self._stages)
 
     def push(self, stage: Stage) -> None:
         """Enter a stage."""

@@ -1,0 +1,57 @@
+"""Which run a failed flow run belonged to, and whether it may be resumed without a person."""
+
+import os
+from dataclasses import dataclass
+
+from flows.job_file import load_job
+from infra.home import home
+from tasks.recovery import Action
+from training.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A campaign whose flow run failed or crashed."""
+
+    run: RunDir
+    flow_run: str
+    """Id of the failed flow run."""
+
+
+def find_failure(flow_run: str) -> Failure | None:
+    """The campaign that a flow run carried, found through the events of the runs in the home folder."""
+    for file in sorted((home() / "runs").glob("*/job.yaml")):
+        run = RunDir(file.parent)
+        # A base job's campaign is part of another one, which resumes it: only a flow run's own campaign counts.
+        starts = [e for e in run.events("campaign_started") if flow_run in (e["flow_run"], e["root_flow_run"])]
+        if starts and not starts[-1]["part_of_another"]:
+            return Failure(run, starts[-1]["root_flow_run"] or flow_run)
+    return None
+
+
+def claim_failure(failure: Failure) -> str:
+    """Take charge of a failure: at most one caller ever gets it.
+
+    Returns:
+        An empty string when the run is to be resumed, else why it is not.
+    """
+    run = failure.run
+    events = run.events()
+    start = max(i for i, e in enumerate(events) if e["event"] == "campaign_started")
+    for event in events[start:]:
+        if event["event"] == "campaign_finished" and event["outcome"] in ("completed", "stopped"):
+            return f"it {event['outcome']}"
+        if event["event"] == "decision" and event["action"] == Action.STOP:
+            return str(event["why"])
+    folder = run.path / "resumes"
+    folder.mkdir(exist_ok=True)
+    budget = load_job(run.job_file).recovery.max_resumes
+    if len(list(folder.iterdir())) >= budget:
+        return f"its budget of {budget} automatic resumes is used up"
+    try:
+        # Exclusive creation: the same event delivered twice finds the failure taken.
+        os.close(os.open(folder / failure.flow_run, os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return "this failure was already taken care of"
+    run.record_event("resume_claimed", flow_run=failure.flow_run)
+    return ""

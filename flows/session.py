@@ -1,0 +1,78 @@
+"""One command at work with Prefect: a server to talk to, quiet logs, progress on the screen, Ctrl-C in good order."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from rich.console import Console
+
+from infra.errors import StayerError
+from infra.home import home
+from infra.serve import prefect_api
+
+_QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+}
+
+
+@contextlib.contextmanager
+def session(console: Console, *, quiet: bool = False) -> Iterator[None]:
+    """Have a Prefect API for the block: the configured one, else Stayer's own server, started or found.
+
+    Args:
+        console: where progress goes.
+        quiet: show no progress.
+    """
+    os.environ.update({key: value for key, value in _QUIET.items() if key not in os.environ})
+    with contextlib.ExitStack() as stack:
+        if not _configured_api():
+            os.environ["PREFECT_API_URL"] = stack.enter_context(prefect_api(home()))
+        if not quiet:
+            from flows.display import progress
+
+            stack.enter_context(progress(console, time.time()))
+        yield
+
+
+def campaign_state(job: str, run_id: str, overrides: list[str]) -> Exception | None:
+    """Run the main flow; returns the exception it ended with, if any."""
+    from flows.pipeline import continued_training
+
+    with _interrupts():
+        state = continued_training(job, run_id, overrides, return_state=True)
+    result = state.result(raise_on_failure=False)
+    if isinstance(result, StayerError):
+        return result
+    return StayerError(str(result)) if isinstance(result, BaseException) else None
+
+
+def _configured_api() -> bool:
+    if os.environ.get("PREFECT_API_URL"):
+        return True
+    from prefect.settings import get_current_settings  # a profile may name one
+
+    return get_current_settings().api.url is not None
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[None]:
+    """Make the first Ctrl-C a polite stop of training and the second one an immediate end."""
+    from tasks.launching import STOP
+
+    def on_interrupt(signum: int, frame: FrameType | None) -> None:
+        if STOP.watching and not STOP.is_set():
+            STOP.set()
+            sys.stderr.write("\nstopping after this step; again to kill the training at once\n")
+        else:
+            raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
