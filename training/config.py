@@ -104,7 +104,7 @@ class CheckpointConfig(BaseModel, frozen=True, extra="forbid", use_attribute_doc
     keep_every_steps: PositiveCount | None = None
     """Checkpoints at multiples of this many steps are kept for good."""
     store: str | None = None
-    """URL to which committed checkpoints are copied (`s3://bucket/prefix`); none means they stay in the run directory."""
+    """URL to which committed checkpoints are copied (`s3://bucket/prefix`); none: they stay in the run directory."""
     save_timeout_s: PositiveNumber = 1800
     """Longest wait for a save that is still being written when training ends."""
 

@@ -131,7 +131,9 @@ class RunDir:
             InputError: this is not a run directory.
         """
         if not self.job_file.is_file():
-            raise InputError(f"{self.path} is not a run directory: it holds no job.yaml", hint="stayer status lists runs")
+            raise InputError(
+                f"{self.path} is not a run directory: it holds no job.yaml", hint="stayer status lists runs"
+            )
         return dict(yaml.safe_load(self.job_file.read_text()))
 
     def inputs(self) -> Inputs:
