@@ -1,33 +1,22 @@
-"""Training processes on this machine: torchrun as a process of its own session, which outlives whoever started it."""
+"""Training processes on this machine: torchrun, detached, so that training outlives the flow that started it."""
 
-import contextlib
 import math
 import os
-import signal
-import subprocess
 import sys
-import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from infra.config import ClusterConfig
-from infra.launch.processes import MARK_VARIABLE, start_time_s
+from infra.launch.detached import DetachedProcess, request_stop, start_detached
+from infra.launch.processes import MARK_VARIABLE
+
+__all__ = ["launch", "request_stop"]
 
 WORKER = "training.worker"
 """Module that every rank runs."""
 
 
-@dataclass(frozen=True)
-class LaunchedProcess:
-    """The torchrun agent, told apart from a later process of the same pid by its start."""
-
-    pid: int
-    create_time_s: float
-    """See `infra.launch.processes.start_time_s`."""
-
-
-def launch(run_dir: Path, *, number: int, mark: str, cluster: ClusterConfig, module: str = WORKER) -> LaunchedProcess:
-    """Start an attempt and return at once.
+def launch(run_dir: Path, *, number: int, mark: str, cluster: ClusterConfig, module: str = WORKER) -> DetachedProcess:
+    """Start an attempt and return its torchrun agent at once; `request_stop` of its pid reaches all ranks.
 
     Logs go to ``attempts/<number>/``: ``rank-<r>.log`` for each rank, ``torchrun.log`` for the agent.
 
@@ -41,24 +30,7 @@ def launch(run_dir: Path, *, number: int, mark: str, cluster: ClusterConfig, mod
     folder = run_dir.resolve() / "attempts" / f"{number:04d}"
     folder.mkdir(parents=True, exist_ok=True)
     command = [*_torchrun(cluster), "-m", "infra.launch.rank", str(folder), module, str(run_dir.resolve())]
-    with (folder / "torchrun.log").open("ab") as log:
-        agent = subprocess.Popen(
-            command,
-            env=_environment(number, mark),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C in the terminal and the end of the flow are not its business
-        )
-    started_s = start_time_s(agent.pid)  # before anybody reaps it: even a dead process still tells
-    threading.Thread(target=agent.wait, name=f"reap-{agent.pid}", daemon=True).start()
-    return LaunchedProcess(agent.pid, started_s)
-
-
-def request_stop(pid: int) -> None:
-    """Send SIGTERM to the agent, which passes it on to all ranks; one that is gone needs no signal."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+    return start_detached(command, environment=_environment(number, mark), log=folder / "torchrun.log")
 
 
 def _torchrun(cluster: ClusterConfig) -> list[str]:
