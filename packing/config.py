@@ -36,7 +36,7 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstri
     """Licence of the text, carried into the manifest and the model card."""
     personal_data: bool = False
     """Whether the text holds personal data, carried into the manifest."""
-    repeat: Annotated[NonNegativeNumber, AfterValidator(_whole)] = 1
+    repeat: Annotated[NonNegativeNumber, AfterValidator(_whole)] = 1.0
     """Passes over the source in one epoch, whole for now; 0: never trained on, only its held-out documents are
     used, for evaluation."""
     role: Literal["domain", "general"] = "domain"

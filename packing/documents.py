@@ -81,6 +81,7 @@ def _json_texts(stream: IO[bytes], file: InputFile, field: str) -> Iterator[tupl
     for line, raw in enumerate(stream, start=1):
         if not raw.strip():
             continue
+        raw = raw.rstrip(b"\r\n")
         decoded, repairs = _decode(raw.removeprefix(_BOM) if line == 1 else raw)
         where = f"{file.url}, line {line}"
         try:

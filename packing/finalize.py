@@ -97,31 +97,37 @@ def _write_held_out(plan: PreparationPlan, units: list[UnitReport]) -> dict[str,
     """Rows to evaluate on: by source, documents in the order of their ids until the limit cuts the last one."""
     held_out = {}
     for source in plan.data.sources:
-        tokens, starts, lengths = _held_out_documents(plan, [u for u in units if u.source == source.name])
-        room = plan.data.held_out_max_tokens - (np.cumsum(lengths) - lengths)
-        lengths = np.minimum(lengths, room)[room > 0]
-        if lengths.size:
+        documents = _held_out_documents(plan, [u for u in units if u.source == source.name])
+        if documents:
+            tokens, lengths = np.concatenate(documents), np.array([doc.size for doc in documents], dtype=np.int64)
             folder = Path(plan.dataset) / "held-out" / source.name
-            files = _pack_in_order(plan, folder, "shards", tokens, starts[room > 0], lengths, "concat")
+            files = _pack_in_order(plan, folder, "shards", tokens, np.cumsum(lengths) - lengths, lengths, "concat")
             held_out[source.name] = [held_out_file(source.name, file) for file in files]
     return held_out
 
 
-def _held_out_documents(
-    plan: PreparationPlan, units: list[UnitReport]
-) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
-    """Flat tokens of a source's held-out documents, their starts and lengths in the order of document ids."""
-    ids: list[bytes] = []
-    tokens, lengths = [np.empty(0, plan.token_dtype)], [np.empty(0, np.int64)]
+def _held_out_documents(plan: PreparationPlan, units: list[UnitReport]) -> list[NDArray[Any]]:
+    """Tokens of the held-out documents of a source that are kept; memory is the limit plus one unit's share."""
+    kept: list[tuple[bytes, NDArray[Any]]] = []
     for unit in units:
         numbers = [number for number, batch in enumerate(unit.batches) if batch.bucket == HELD_OUT]
         for batch in read_token_batches(Path(plan.work), unit.written, numbers) if numbers else []:
-            ids += batch.ids.to_pylist()
-            tokens.append(batch.tokens)
-            lengths.append(batch.lengths)
-    all_lengths = np.concatenate(lengths)
-    order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
-    return np.concatenate(tokens), (np.cumsum(all_lengths) - all_lengths)[order], all_lengths[order]
+            documents = np.split(batch.tokens, np.cumsum(batch.lengths)[:-1])
+            kept += zip(batch.ids.to_pylist(), documents, strict=True)
+            kept.sort(key=lambda document: document[0])
+            kept = _first_tokens(kept, plan.data.held_out_max_tokens)
+    return [tokens for _, tokens in kept]
+
+
+def _first_tokens(documents: list[tuple[bytes, NDArray[Any]]], limit: int) -> list[tuple[bytes, NDArray[Any]]]:
+    """The first documents, `limit` tokens in all; copied, so that they hold no file open."""
+    first = []
+    for identity, tokens in documents:
+        if limit <= 0:
+            break
+        first.append((identity, tokens[:limit].copy()))
+        limit -= tokens.size
+    return first
 
 
 def _pack_in_order(
