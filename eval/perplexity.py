@@ -43,9 +43,9 @@ def score(model: nn.Module, dataset: PackedDataset, *, batch_rows: int, max_rows
         batch = model_inputs(dataset.rows(indices))
         with torch.no_grad():
             loss = model(
-                input_ids=torch.from_numpy(batch.input_ids).to(device),
-                position_ids=torch.from_numpy(batch.position_ids).to(device),
-                labels=torch.from_numpy(batch.labels).to(device),
+                torch.from_numpy(batch.input_ids).to(device),
+                torch.from_numpy(batch.position_ids).to(device),
+                torch.from_numpy(batch.labels).to(device),
             )
         nats += float(loss)
         targets += dataset.num_targets(indices)

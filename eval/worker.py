@@ -11,11 +11,11 @@ from eval.perplexity import Score, score
 from infra import storage
 from infra.errors import InputError, StayerError
 from packing.dataset import PackedDataset
-from packing.manifest import Manifest, load_manifest
+from packing.manifest import load_manifest
 from training.checkpoint import load_model_weights
 from training.checkpoint_manifest import read_manifest
-from training.config import TrainingJob
-from training.model import PackedCausalLM, build_model
+from training.export import build_run_model
+from training.model import PackedCausalLM
 from training.rundir import RunDir
 
 
@@ -60,7 +60,8 @@ def _identity(run: RunDir, step: int, config: EvaluationConfig) -> str:
     if step == 0:
         if inputs.model is None:
             raise InputError(f"run {run.run_id} starts from random weights: step 0 has no model to evaluate")
-        model = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in Path(inputs.model).iterdir())
+        files = sorted(Path(inputs.model).iterdir())
+        model: list[object] = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     else:
         model = [read_manifest(run.checkpoint(step)).model_dump(mode="json")]
     scoring = config.model_dump(exclude={"every_checkpoint"})
@@ -72,7 +73,7 @@ def _scores(run: RunDir, step: int, config: EvaluationConfig) -> tuple[dict[str,
     inputs = run.inputs()
     manifest = load_manifest(inputs.dataset)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = _load(run, step, manifest).to(device=device, dtype=getattr(torch, config.dtype))
+    model = _load(run, step).to(device=device, dtype=getattr(torch, config.dtype))
     scores: dict[str, Score] = {}
     for source in manifest.sources:
         if source.name not in manifest.held_out:
@@ -84,16 +85,9 @@ def _scores(run: RunDir, step: int, config: EvaluationConfig) -> tuple[dict[str,
     return {k: s.perplexity for k, s in scores.items()}, {k: s.targets for k, s in scores.items()}
 
 
-def _load(run: RunDir, step: int, manifest: Manifest) -> PackedCausalLM:
+def _load(run: RunDir, step: int) -> PackedCausalLM:
     """The starting model (step 0), or the model with the weights of a verified checkpoint."""
-    job = TrainingJob.model_validate(run.job())
-    model = build_model(
-        folder=run.inputs().model,
-        architecture=job.model.architecture,
-        seed=job.training.seed,
-        vocab_size=manifest.vocab_size,
-        seq_len=manifest.seq_len,
-    )
+    model = build_run_model(run)
     if step > 0:
         load_model_weights(run.checkpoint(step), model)
     return model.eval()

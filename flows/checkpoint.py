@@ -4,8 +4,8 @@ from prefect import flow, get_run_logger
 
 from flows.campaign import Campaign, load_campaign
 from flows.evaluate import evaluate_checkpoint
+from flows.runs import all_runs
 from infra.errors import StayerError
-from infra.home import home
 from infra.locks import LockHeldError, exclusive
 from tasks.checkpoints import publish, unpublished
 from tasks.stages import stage
@@ -21,7 +21,7 @@ def publish_checkpoints(run: str = "all") -> list[int]:
     Returns:
         The steps that were published.
     """
-    names = [p.parent.name for p in sorted((home() / "runs").glob("*/job.yaml"))] if run == "all" else [run]
+    names = [one.run_id for one in all_runs()] if run == "all" else [run]
     published = []
     for name in names:
         campaign = load_campaign(name)
@@ -50,7 +50,7 @@ def _publish_pending(campaign: Campaign) -> list[int]:
 
 def _evaluate(campaign: Campaign, step: int) -> None:
     try:
-        evaluate_checkpoint(str(campaign.run.path), step)
+        evaluate_checkpoint(campaign.run.run_id, step)
     except StayerError as err:  # a failed evaluation is told, and never stops training
         campaign.run.record_event("evaluation_failed", step=step, error=err.message)
         get_run_logger().warning("%s", err.message)

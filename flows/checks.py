@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from flows.job import Job
 from flows.job_file import lineage
 from flows.problems import JobFileError, Problem
 from infra.errors import InputError, StayerError
 from packing.documents import read_documents
-from packing.plan import list_files
+from packing.plan import _list_files as list_files
 from training.config import TokenizerConfig
 from training.model_limits import ModelLimits, check_fit, limits_of_architecture, limits_of_folder
 
@@ -77,6 +78,6 @@ def _vocab_size(job: Job) -> int | None:
     file = Path(choice) / "tokenizer.json"
     if not file.is_file():
         raise InputError(f"{choice} holds no tokenizer.json", hint="set model.tokenizer to a fast tokenizer's folder")
-    spec = json.loads(file.read_text(encoding="utf-8"))
-    ids = [*spec["model"]["vocab"].values(), *(token["id"] for token in spec.get("added_tokens", []))]
+    spec: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    ids: list[int] = [*spec["model"]["vocab"].values(), *(token["id"] for token in spec.get("added_tokens", []))]
     return max(ids) + 1

@@ -82,9 +82,9 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Carry a job from text to a registered, evaluated model; goes on where an earlier call ended."""
-    from flows.campaign import run_directory
     from flows.checks import check_job
     from flows.job_file import load_job
+    from flows.runs import run_directory
 
     loaded = load_job(job, set or [])
     directory = run_directory(loaded, run_id)
@@ -95,7 +95,7 @@ def run(
 @app.command()
 def resume(run: RunArgument, json: JsonOption = False) -> None:
     """Go on with a run that was stopped or failed; attaches to training that is still alive."""
-    from flows.campaign import find_run
+    from flows.runs import find_run
 
     directory = find_run(run)
     _carry_out(str(directory.job_file), directory.run_id, [], as_json=json)
@@ -108,16 +108,15 @@ def status(
 ) -> None:
     """Say how a run, or every run, stands."""
     from eval.summary import summarize
-    from flows.campaign import find_run
+    from flows.runs import all_runs, find_run
     from flows.tables import runs_table, summary_table
     from infra.home import home
-    from training.rundir import RunDir
 
     if run is not None:
         summary = summarize(find_run(run))
         _report(summary.model_dump(), summary_table(summary), as_json=json)
         return
-    found = [summarize(RunDir(file.parent)) for file in sorted((home() / "runs").glob("*/job.yaml"))]
+    found = [summarize(one) for one in all_runs()]
     table = runs_table(found) if found else f"no runs in {home() / 'runs'} yet"
     _report([one.model_dump() for one in found], table, as_json=json)
 
@@ -129,7 +128,7 @@ def evaluate(
     json: JsonOption = False,
 ) -> None:
     """Score a checkpoint on the held-out documents."""
-    from flows.campaign import find_run
+    from flows.runs import find_run
     from flows.session import session
 
     directory = find_run(run)
@@ -143,7 +142,7 @@ def evaluate(
 @checkpoints_app.command("list")
 def list_(run: RunArgument, json: JsonOption = False) -> None:
     """List the committed checkpoints."""
-    from flows.campaign import find_run
+    from flows.runs import find_run
     from flows.tables import checkpoints_table
     from training.checkpoint_manifest import list_checkpoints
 
@@ -154,7 +153,7 @@ def list_(run: RunArgument, json: JsonOption = False) -> None:
 @checkpoints_app.command()
 def verify(run: RunArgument, json: JsonOption = False) -> None:
     """Check every file of every committed checkpoint against its hash; exit code 1 if one is damaged."""
-    from flows.campaign import find_run
+    from flows.runs import find_run
     from training.checkpoint_manifest import DamagedCheckpointError, list_checkpoints
     from training.checkpoint_manifest import verify as verify_files
 
@@ -180,7 +179,7 @@ def export(
     step: Annotated[int | None, typer.Option(help="Checkpoint to export; by default the newest.")] = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder."""
-    from flows.campaign import find_run
+    from flows.runs import find_run
     from tasks.checkpoints import newest_step
     from tasks.models import write_export
 
@@ -192,13 +191,13 @@ def export(
 @app.command()
 def up() -> None:
     """Start the Prefect server, the MLflow server and a worker on loopback; Ctrl-C stops them all."""
-    from flows.deploy import WORK_POOL
     from infra.home import home
+    from infra.serve import POOL
     from infra.serve import up as serve_up
 
-    with serve_up(home(), pool=WORK_POOL) as services:
-        _OUT.print(f"Prefect  {services.prefect_url}\nMLflow   {services.mlflow_url}\nworker   pool {WORK_POOL}")
-        _OUT.print(f"\nexport PREFECT_API_URL={services.prefect_url}/api\nCtrl-C stops them all.")
+    with serve_up(home()) as services:
+        _OUT.print(f"Prefect  {services.prefect_url}\nMLflow   {services.mlflow_url}\nworker   pool {POOL}")
+        _OUT.print(f"\nexport PREFECT_API_URL={services.prefect_api_url}\nCtrl-C stops them all.")
         services.wait()
     _OUT.print("stopped")
 
@@ -221,7 +220,7 @@ def _carry_out(job: str, run_id: str, overrides: list[str], *, as_json: bool) ->
     with session(_ERR):
         error = campaign_state(job, run_id, overrides)
     from eval.summary import summarize
-    from flows.campaign import find_run
+    from flows.runs import find_run
     from flows.tables import summary_table
 
     directory = find_run(run_id)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
-from flows.campaign import load_campaign
+from flows.job_file import load_job
 from packing.manifest import load_manifest
 from tasks.stages import BOARD, Stage
 from training.length import plan_steps
@@ -101,7 +101,7 @@ class _Display:
         )
 
     def _deadline(self, run: RunDir, left: timedelta) -> str:
-        deadline = load_campaign(str(run.path)).job.deadline
+        deadline = load_job(run.job_file).deadline
         if deadline is None:
             return ""
         late = datetime.now(deadline.tzinfo) + left - deadline
@@ -126,7 +126,7 @@ class _Display:
 
 def total_steps(run: RunDir) -> int:
     """Optimizer steps of a prepared run from its first to its last."""
-    job, manifest = load_campaign(str(run.path)).job, load_manifest(run.inputs().dataset)
+    job, manifest = load_job(run.job_file), load_manifest(run.inputs().dataset)
     return plan_steps(job.training, num_rows=manifest.rows, seq_len=manifest.seq_len).total_steps
 
 

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from flows.job_file import load_job
-from infra.home import home
+from flows.runs import all_runs
 from tasks.recovery import Action
 from training.rundir import RunDir
 
@@ -20,8 +20,7 @@ class Failure:
 
 def find_failure(flow_run: str) -> Failure | None:
     """The campaign that a flow run carried, found through the events of the runs in the home folder."""
-    for file in sorted((home() / "runs").glob("*/job.yaml")):
-        run = RunDir(file.parent)
+    for run in all_runs():
         # A base job's campaign is part of another one, which resumes it: only a flow run's own campaign counts.
         starts = [e for e in run.events("campaign_started") if flow_run in (e["flow_run"], e["root_flow_run"])]
         if starts and not starts[-1]["part_of_another"]:

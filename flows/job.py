@@ -2,11 +2,11 @@
 
 from typing import Self
 
-from infra.config import ClusterConfig
-from packing.config import DataConfig, PackingConfig
 from pydantic import AwareDatetime, BaseModel, Field, model_validator
 
 from eval.config import EvaluationConfig
+from infra.config import ClusterConfig
+from packing.config import DataConfig, PackingConfig
 from tasks.config import RecoveryConfig, TrackingConfig
 from training.config import CheckpointConfig, ModelConfig, TrainingConfig
 
@@ -40,7 +40,5 @@ class Job(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True)
     @model_validator(mode="after")
     def _something_to_train_on(self) -> Self:
         if all(source.repeat == 0 for source in self.data.sources):
-            raise ValueError(
-                "every source has repeat: 0, so nothing is trained on: at least one needs repeat: 1"
-            )
+            raise ValueError("every source has repeat: 0, so nothing is trained on: at least one needs repeat: 1")
         return self

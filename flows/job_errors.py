@@ -19,17 +19,11 @@ def explain(err: ValidationError, sourced: SourcedData) -> list[Problem]:
         path, offending = _path_in_data(error["loc"], error["type"], sourced.data)
         message, hint = _message(error, path, offending)
         problem = Problem(sourced.place(path), dotted(path), message, hint)
-        if (
-            isinstance(offending, dict | list)
-            and error["type"] == "string_type"
-            and len(error["loc"]) > len(path)
-        ):
+        if isinstance(offending, dict | list) and error["type"] == "string_type" and len(error["loc"]) > len(path):
             continue  # one arm of `text or section`: the other arm's errors say more
         known = problems.get((problem.key, problem.place))
         if known is not None and known.message != message:
-            problem = Problem(
-                problem.place, problem.key, f"{known.message}; or {message.split(': ', 1)[-1]}", hint
-            )
+            problem = Problem(problem.place, problem.key, f"{known.message}; or {message.split(': ', 1)[-1]}", hint)
         problems[(problem.key, problem.place)] = problem
     return list(problems.values())
 
@@ -39,9 +33,8 @@ def _path_in_data(loc: tuple[str | int, ...], kind: str, data: Any) -> tuple[Key
     path: list[str | int] = []
     for index, part in enumerate(loc):
         last = index == len(loc) - 1
-        if (isinstance(data, dict) and part in data) or (
-            isinstance(data, list) and isinstance(part, int) and part < len(data)
-        ):
+        known = range(len(data)) if isinstance(data, list) else data if isinstance(data, dict) else ()
+        if part in known:
             data = data[part]
         elif not (last and kind == "missing"):
             continue

@@ -78,9 +78,7 @@ def lineage(job: Job) -> list[Job]:
     chain, seen = [job], []
     while (file := chain[0].model.base_job) is not None:
         if file in seen:
-            raise InputError(
-                f"{file} builds on itself through model.base_job", hint="one job must start from a model"
-            )
+            raise InputError(f"{file} builds on itself through model.base_job", hint="one job must start from a model")
         seen.append(file)
         chain.insert(0, load_job(file))
     return chain
@@ -119,18 +117,14 @@ def _apply_override(sourced: SourcedData, override: str) -> list[Problem]:
         value = parse_scalar(text)
     except yaml.YAMLError:
         return [Problem(place, key, f"{text!r} is not valid YAML")]
-    path: KeyPath = tuple(int(p) if p.isdigit() else p for p in key.split("."))
-    target = sourced.data
-    for depth, part in enumerate(path[:-1], start=1):
-        if isinstance(target, dict):
-            target = target.setdefault(part, {})
-        elif isinstance(target, list) and isinstance(part, int) and part < len(target):
-            target = target[part]
-        else:
-            return [Problem(place, key, f"{'.'.join(map(str, path[:depth]))} is not a section")]
-        sourced.places.setdefault(path[:depth], place)
-    if not (isinstance(target, dict) or (isinstance(target, list) and path[-1] in range(len(target)))):
-        return [Problem(place, key, f"{'.'.join(map(str, path[:-1]))} is not a section")]
+    path: tuple[Any, ...] = tuple(int(p) if p.isdigit() else p for p in key.split("."))
+    target: Any = sourced.data
+    for depth, part in enumerate(path):
+        if not (isinstance(target, dict) or (isinstance(target, list) and part in range(len(target)))):
+            return [Problem(place, key, f"{dotted(path[:depth])} is not a section with {part}")]
+        sourced.places.setdefault(path[: depth + 1], place)
+        if depth < len(path) - 1:
+            target = target.setdefault(part, {}) if isinstance(target, dict) else target[part]
     target[path[-1]] = value
     sourced.places[path] = place
     return []
@@ -149,11 +143,7 @@ def _expand(value: Any, path: KeyPath, sourced: SourcedData, problems: list[Prob
         known = os.environ if kind == "env" else sysconfig.get_paths()
         if name in known:
             return known[name]
-        hint = (
-            f"known: {', '.join(sorted(known))}"
-            if kind == "python"
-            else f"set the environment variable {name}"
-        )
+        hint = f"known: {', '.join(sorted(known))}" if kind == "python" else f"set the environment variable {name}"
         problems.append(Problem(sourced.place(path), dotted(path), f"{match[0]} has no value", hint))
         return match[0]
 

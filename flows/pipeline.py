@@ -2,10 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
-from prefect.states import Cancelled, State
+from prefect.runtime import flow_run
+from prefect.states import Cancelled
 
 from flows.campaign import Campaign, open_campaign
 from flows.checkpoint import publish_checkpoints
@@ -17,7 +20,13 @@ from tasks.models import export_final, fetch_model, report
 from tasks.stages import stage
 
 
-@flow(name="continued-training", flow_run_name="{job}")
+def _run_name() -> str:
+    """What Prefect's page calls a campaign: its run, or its job file."""
+    asked = flow_run.parameters
+    return str(asked.get("run_id") or Path(asked["job"]).stem)
+
+
+@flow(name="continued-training", flow_run_name=_run_name)
 def continued_training(
     job: str, run_id: str | None = None, overrides: list[str] | None = None, by_hand: bool = True
 ) -> str | State[str]:
@@ -43,7 +52,7 @@ def continued_training(
         return campaign.run.run_id
 
 
-@flow(name="base-model", flow_run_name="{job}")
+@flow(name="base-model", flow_run_name=_run_name)
 def base_model(job: str, by_hand: bool = True) -> str:
     """Carry out the job that another one builds on.
 

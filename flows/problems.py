@@ -29,6 +29,4 @@ class JobFileError(InputError):
         self.problems = problems
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         listing = "\n".join(f"  {p}" for p in problems)
-        super().__init__(
-            f"{count} in the job:\n{listing}", hint="stayer validate JOB checks a job without running it"
-        )
+        super().__init__(f"{count} in the job:\n{listing}", hint="stayer validate JOB checks a job without running it")

@@ -2,9 +2,9 @@
 
 from prefect import flow, get_run_logger
 
-from flows.campaign import find_run
 from flows.failures import claim_failure, find_failure
 from flows.pipeline import continued_training
+from flows.runs import find_run
 from infra.errors import InputError
 
 

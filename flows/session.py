@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
@@ -14,8 +16,10 @@ from infra.errors import StayerError
 from infra.home import home
 from infra.serve import prefect_api
 
+# Prefect reads its settings once, when it is imported: only what runs inside a session may import it.
 _QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # its logs stay on its pages; the screen is ours
     "DO_NOT_TRACK": "1",
 }
 
@@ -52,11 +56,15 @@ def campaign_state(job: str, run_id: str, overrides: list[str]) -> Exception | N
 
 
 def _configured_api() -> bool:
+    """Whether the environment or Prefect's active profile names an API."""
     if os.environ.get("PREFECT_API_URL"):
         return True
-    from prefect.settings import get_current_settings  # a profile may name one
-
-    return get_current_settings().api.url is not None
+    file = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser() / "profiles.toml"
+    if not file.is_file():
+        return False
+    profiles = tomllib.loads(file.read_text())
+    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active")
+    return "PREFECT_API_URL" in profiles.get("profiles", {}).get(active, {})
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Training through every crash: attempt after attempt until the last step is done."""
 
 import time
+from functools import partial
 
 from prefect import flow, get_run_logger
 
@@ -67,15 +68,19 @@ def _look_after(campaign: Campaign, attempt: AttemptRecord) -> None:
             attempt,
             cluster=campaign.job.cluster,
             recovery=campaign.job.recovery,
-            until=lambda: newest_step(campaign.run) > handled,
+            until=partial(_is_newer, campaign, handled),
             meanwhile=meanwhile,
         )
         if STOP.is_set():
             return
         handled = newest_step(campaign.run)
-        publish_checkpoints(str(campaign.run.path))
+        publish_checkpoints(campaign.run.run_id)
         if end is not None:
             return
+
+
+def _is_newer(campaign: Campaign, step: int) -> bool:
+    return newest_step(campaign.run) > step
 
 
 def _ending(campaign: Campaign, attempt: AttemptRecord, why: str) -> StayerError:
@@ -83,4 +88,6 @@ def _ending(campaign: Campaign, attempt: AttemptRecord, why: str) -> StayerError
     if record is not None and record.reason is ExitReason.PREEMPTED:
         return StoppedError(why, hint=f"stayer resume {campaign.run.run_id}")
     logs = campaign.run.attempt(attempt.number)
-    return StayerError(f"training stopped: {why}", hint=f"logs: {logs}; go on with `stayer resume {campaign.run.run_id}`")
+    return StayerError(
+        f"training stopped: {why}", hint=f"logs: {logs}; go on with `stayer resume {campaign.run.run_id}`"
+    )

@@ -54,14 +54,13 @@ def parse(text: str, *, name: str) -> tuple[SourcedData, list[Problem]]:
     except yaml.YAMLError as err:
         mark = getattr(err, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
-        return SourcedData(None, fallback=name), [
-            Problem(place, "", f"not valid YAML: {getattr(err, 'problem', err)}")
-        ]
+        return SourcedData(None, fallback=name), [Problem(place, "", f"not valid YAML: {getattr(err, 'problem', err)}")]
     finally:
         loader.dispose()
     if node is None:
         return SourcedData({}, fallback=name), []
-    sourced, problems = SourcedData(None, fallback=name), []
+    sourced = SourcedData(None, fallback=name)
+    problems: list[Problem] = []
     _walk(node, (), name, sourced.places, problems)
     sourced.data = parse_scalar(text)
     return sourced, problems
@@ -72,9 +71,7 @@ def parse_scalar(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader with fewer booleans)
 
 
-def _walk(
-    node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, str], problems: list[Problem]
-) -> None:
+def _walk(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, str], problems: list[Problem]) -> None:
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key_node, value_node in node.value:

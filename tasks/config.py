@@ -28,7 +28,7 @@ class TrackingConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docst
     """Where MLflow keeps what the run reports."""
 
     uri: str | None = None
-    """MLflow tracking server; by default the environment's MLFLOW_TRACKING_URI, else a SQLite file in Stayer's home folder."""
+    """MLflow tracking server; by default the environment's MLFLOW_TRACKING_URI, else SQLite in Stayer's home folder."""
     experiment: str | None = None
     """MLflow experiment; by default the job's name."""
     registered_model: str | None = None

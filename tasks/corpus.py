@@ -9,7 +9,7 @@ from infra import storage
 from packing.config import DataConfig, PackingConfig
 from packing.documents import Document, read_documents
 from packing.manifest import Manifest
-from packing.plan import list_files
+from packing.plan import _list_files as list_files
 from packing.prepare import (
     BucketReport,
     PreparationPlan,

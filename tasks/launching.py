@@ -14,14 +14,16 @@ from infra import storage
 from infra.config import ClusterConfig
 from infra.launch import local, processes
 from infra.locks import exclusive
+from tasks.attempt_end import settle
 from tasks.config import RecoveryConfig
 from training.checkpoint_manifest import list_checkpoints
-from training.exits import ExitReason, ExitRecord
+from training.exits import ExitRecord
 from training.rundir import AttemptRecord, RunDir
 
 _POLL_S = 0.25
 _ORPHAN_GRACE_S = 10
 _LAUNCH_WAIT_S = 60
+
 
 class StopRequest:
     """A wish to stop the run in progress: set by the command line's signal handler, read by `watch`."""
@@ -124,7 +126,7 @@ def watch(
             if hang.seen():
                 run.record_event("attempt_hung", attempt=attempt.number, limit_s=hang.limit_s)
                 processes.end_marked(attempt.mark, grace_s=0)
-                return _exit_of(run, attempt, found_dead=f"no step within {hang.limit_s:.0f} s: hung")
+                return settle(run, attempt, found=f"no step within {hang.limit_s:.0f} s: hung")
             if until():
                 return None
             meanwhile()
@@ -134,7 +136,7 @@ def watch(
     finally:
         STOP.watching = False
     processes.end_marked(attempt.mark, grace_s=_ORPHAN_GRACE_S)
-    return _exit_of(run, attempt, found_dead="the processes are gone and left no word (killed?)")
+    return settle(run, attempt, found="the processes are gone and left no word (killed?)")
 
 
 def _stop(run: RunDir, attempt: AttemptRecord, cluster: ClusterConfig) -> ExitRecord:
@@ -144,24 +146,7 @@ def _stop(run: RunDir, attempt: AttemptRecord, cluster: ClusterConfig) -> ExitRe
     while processes.marked(attempt.mark) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     processes.end_marked(attempt.mark, grace_s=0)
-    return _exit_of(run, attempt, found_dead=f"still running {cluster.stop_budget_s:.0f} s after the stop signal")
-
-
-def _exit_of(run: RunDir, attempt: AttemptRecord, *, found_dead: str) -> ExitRecord:
-    """The attempt's own word on why it ended, or what was found in its place."""
-    record = run.exit_record(attempt.number)
-    if record is None:
-        rows = run.metrics()
-        record = ExitRecord(
-            reason=ExitReason.KILLED,
-            step=int(rows[-1]["step"]) if rows else attempt.resumed_from_step,
-            rank=-1,
-            host=attempt.host,
-            message=found_dead,
-            time_s=time.time(),
-        )
-        storage.write_json(str(run.attempt(attempt.number) / "exit.json"), record.model_dump(mode="json"))
-    return record
+    return settle(run, attempt, found=f"still running {cluster.stop_budget_s:.0f} s after the stop signal")
 
 
 class _HangDetector:

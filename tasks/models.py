@@ -37,12 +37,22 @@ def export_final(run_dir: str) -> str:
     """Write the run's last checkpoint as a Hugging Face folder, or find it written; returns the folder."""
     run = RunDir(Path(run_dir))
     if not run.model.is_dir():
-        command = [sys.executable, "-m", "training.export", str(run.path), str(newest_step(run)), str(run.model)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise StayerError(f"the final model could not be exported: {last}")
+        write_export(run, newest_step(run), run.model)
     return str(run.model)
+
+
+def write_export(run: RunDir, step: int, target: Path) -> None:
+    """Write a checkpoint as a Hugging Face folder, in a process of its own: this one stays free of torch.
+
+    Raises:
+        StayerError: it could not be written, with the last words of the process that tried.
+    """
+    command = [sys.executable, "-m", "training.export", str(run.path), str(step), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        words = done.stderr.strip().splitlines() or ["no output"]
+        kind = InputError if done.returncode == 2 else StayerError
+        raise kind(f"step {step} of run {run.run_id} could not be exported: {words[-1]}")
 
 
 @task(name="write-report")

@@ -47,7 +47,9 @@ def decide(run: RunDir, config: RecoveryConfig) -> Decision:
         return Decision(action=Action.FINISH, why="all steps are done")
     if last.reason is ExitReason.PREEMPTED:
         return Decision(action=Action.STOP, why=f"stopped on request after step {last.step}")
-    told = f"attempt {len(ends)} ended at step {last.step}: {last.reason}" + (f", {last.message}" if last.message else "")
+    told = f"attempt {len(ends)} ended at step {last.step}: {last.reason}" + (
+        f", {last.message}" if last.message else ""
+    )
     if last.reason in _PERMANENT:
         return Decision(action=Action.STOP, why=f"{told}; {_PERMANENT[last.reason]}, a restart would repeat it")
     if last.reason is ExitReason.INTERNAL_ERROR and last.step == 0:

@@ -5,6 +5,7 @@ tracking server agree with them. It may be called at any time, any number of tim
 what the server missed while it was down is delivered at the next call, each metric point exactly once.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -15,11 +16,10 @@ from typing import Any
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
 
 import mlflow
-from mlflow.data.code_dataset_source import CodeDatasetSource
-from mlflow.data.meta_dataset import MetaDataset
-from mlflow.entities import DatasetInput, InputTag, Metric, Param
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
 from infra import storage
 from infra.locks import LockHeldError, exclusive
@@ -84,7 +84,9 @@ class Tracking:
         self._state = self._read_state()
         parent = self._parent(client)
         self._once("params", lambda: self._log_job(client, parent))
-        self._once("dataset", lambda: self._log_dataset(client, parent), ready=(self._run.path / "inputs.json").exists())
+        self._once(
+            "dataset", lambda: self._log_dataset(client, parent), ready=(self._run.path / "inputs.json").exists()
+        )
         self._ship_metrics(client, parent)
         self._attempts(client, parent)
         self._evaluations(client, parent)
@@ -157,10 +159,14 @@ class Tracking:
     def _log_dataset(self, client: mlflow.MlflowClient, parent: str) -> str:
         inputs = self._run.inputs()
         manifest = load_manifest(inputs.dataset)
-        source = CodeDatasetSource(tags={"uri": inputs.dataset})
-        dataset = MetaDataset(source=source, name=self._job_name, digest=inputs.dataset_id[:32])
-        entity = DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", "training")])
-        client.log_inputs(parent, [entity])
+        dataset = Dataset(
+            name=self._job_name,
+            digest=inputs.dataset_id[:32],
+            source_type="stayer",
+            source=json.dumps({"uri": inputs.dataset, "sources": [s.name for s in manifest.sources]}),
+            profile=json.dumps({"rows": manifest.rows, "effective_tokens": manifest.effective_tokens}),
+        )
+        client.log_inputs(parent, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
         client.log_artifact(parent, str(Path(inputs.dataset) / "manifest.json"))
         child = self._item(client, "prepare", name="prepare", tags={}, parent=parent)
         counts = {
@@ -224,7 +230,9 @@ class Tracking:
 
             def score(file: Path = file) -> None:
                 result = storage.read_json(str(file))
-                child = self._item(client, f"evaluation-{file.stem}", name=f"evaluation-{file.stem}", tags={}, parent=parent)
+                child = self._item(
+                    client, f"evaluation-{file.stem}", name=f"evaluation-{file.stem}", tags={}, parent=parent
+                )
                 time_ms, step = int(result["time_s"] * 1000), int(result["step"])
                 points = [Metric(f"perplexity/{k}", v, time_ms, step) for k, v in result["perplexity"].items()]
                 client.log_batch(child, metrics=points)
