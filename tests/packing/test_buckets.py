@@ -73,6 +73,24 @@ def test_the_order_is_shuffled_by_the_seed(make_plan, write_jsonl, tokenizer_fol
     assert Counter(orders[0]) == Counter(orders[1]) == Counter(encoded(tokenizer_folder, texts))
 
 
+@pytest.mark.parametrize("strategy", ["concat", "best_fit"])
+def test_documents_of_one_row_are_not_in_the_order_of_the_input(make_dataset, tokenizer_folder, strategy):
+    texts = [f"document {n}" for n in range(20)]
+    folder, manifest = make_dataset(texts, seq_len=1024, buckets=1, strategy=strategy)
+    assert manifest.rows == 1
+    assert pieces(folder) != encoded(tokenizer_folder, texts)
+
+
+@pytest.mark.parametrize(("strategy", "left"), [("concat", 31), ("best_fit", 15)])
+def test_a_bucket_leaves_less_than_a_row_to_the_end(make_plan, write_jsonl, texts, strategy, left):
+    plan = make_plan(write_jsonl(texts), strategy=strategy)
+    tokenize_unit(plan, 0)
+    for bucket in range(plan.num_buckets):
+        report = pack_bucket(plan, bucket)
+        assert report.remainder_tokens <= left
+        assert report.tokens == report.remainder_tokens + sum(shard.effective_tokens for shard in report.shards)
+
+
 def test_best_fit_rows_are_not_sorted_by_document_length(make_dataset, texts):
     folder, _ = make_dataset(texts, seq_len=256, strategy="best_fit", buckets=1)
     dataset = PackedDataset(folder)

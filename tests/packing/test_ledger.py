@@ -20,5 +20,9 @@ def test_a_swap_a_skip_a_repeat_and_another_step_border_all_show():
     assert good not in others
 
 
+def test_the_number_of_the_step_counts():
+    assert extend(GENESIS, 1, np.array([1])) != extend(GENESIS, 2, np.array([1]))
+
+
 def test_the_width_of_the_integers_does_not_matter():
     assert extend("", 1, np.array([5], dtype=np.int32)) == extend("", 1, np.array([5], dtype=np.int64))

@@ -137,9 +137,9 @@ def test_every_step_still_answers_when_the_dataset_is_finished(plan_in):
     manifest, files = finalize(plan), content(plan.dataset)
     assert [tokenize_unit(plan, unit) for unit in range(plan.num_units)] == units
     assert [pack_bucket(plan, bucket) for bucket in range(plan.num_buckets)] == buckets
+    assert not Path(plan.work).exists()
     assert finalize(plan) == prepare(plan) == manifest
     assert content(plan.dataset) == files
-    assert not Path(plan.work).exists()
 
 
 def test_a_changed_setting_never_mixes_with_what_was_begun(make_plan, write_jsonl, texts):
