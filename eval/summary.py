@@ -50,6 +50,7 @@ def summarize(run: RunDir) -> Summary:
     finished = run.events("campaign_finished")
     active = _active(run.events())
     stages = [(e["stage"], (e["started_s"], e["time_s"])) for e in run.events("stage_finished")]
+    stages += [("train", interval) for interval in _attempts(run)]
     seconds: dict[str, float] = {}
     for name, (start, end) in stages:
         seconds[name] = seconds.get(name, 0.0) + end - start
@@ -79,6 +80,12 @@ def perplexities(run: RunDir) -> dict[int, dict[str, float]]:
     """Scores of every evaluated checkpoint, by step."""
     results = [storage.read_json(str(f)) for f in sorted(run.evaluations.glob("step-*.json"))]
     return {int(r["step"]): dict(r["perplexity"]) for r in results}
+
+
+def _attempts(run: RunDir) -> list[Interval]:
+    """From the launch of each attempt to its last word."""
+    ended = [(attempt, run.exit_record(attempt.number)) for attempt in run.attempts()]
+    return [(attempt.started_s, record.time_s) for attempt, record in ended if record is not None]
 
 
 def _active(events: list[dict[str, Any]]) -> list[Interval]:

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from eval.config import EvaluationConfig
+from eval.identity import evaluation_config, identity
 from eval.perplexity import Score, score
 from infra import storage
 from infra.errors import InputError, StayerError
 from packing.dataset import PackedDataset
 from packing.manifest import load_manifest
 from training.checkpoint import load_model_weights
-from training.checkpoint_manifest import read_manifest
 from training.export import build_run_model
 from training.model import PackedCausalLM
 from training.rundir import RunDir
@@ -31,41 +31,23 @@ def main() -> int:
 
 
 def evaluate(run: RunDir, step: int) -> None:
-    """Write `evaluations/step-<n>.json`, unless it already holds the scores of this very model and data.
+    """Write `evaluations/step-<n>.json` with the scores of one checkpoint (step 0: the starting model).
 
     Raises:
         StayerError: the run has no such checkpoint, or it is damaged.
     """
-    config = EvaluationConfig.model_validate(run.job().get("evaluation", {}))
-    identity = _identity(run, step, config)
-    file = run.evaluation(step)
-    if file.exists() and storage.read_json(str(file))["fingerprint"] == identity:
-        return
-    started = time.time()
-    perplexity, targets = _scores(run, step, config)
+    fingerprint, started = identity(run, step), time.time()
+    perplexity, targets = _scores(run, step, evaluation_config(run))
     result = {
         "step": step,
-        "fingerprint": identity,
+        "fingerprint": fingerprint,
         "perplexity": perplexity,
         "targets": targets,
         "seconds": time.time() - started,
         "time_s": time.time(),
     }
-    storage.write_json(str(file), result)
+    storage.write_json(str(run.evaluation(step)), result)
     run.record_event("evaluated", step=step, perplexity=perplexity)
-
-
-def _identity(run: RunDir, step: int, config: EvaluationConfig) -> str:
-    inputs = run.inputs()
-    if step == 0:
-        if inputs.model is None:
-            raise InputError(f"run {run.run_id} starts from random weights: step 0 has no model to evaluate")
-        files = sorted(Path(inputs.model).iterdir())
-        model: list[object] = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-    else:
-        model = [read_manifest(run.checkpoint(step)).model_dump(mode="json")]
-    scoring = config.model_dump(exclude={"every_checkpoint"})
-    return storage.fingerprint([model, inputs.dataset_id, scoring])
 
 
 def _scores(run: RunDir, step: int, config: EvaluationConfig) -> tuple[dict[str, float], dict[str, int]]:

@@ -52,5 +52,8 @@ def _evaluate(campaign: Campaign, step: int) -> None:
     try:
         evaluate_checkpoint(campaign.run.run_id, step)
     except StayerError as err:  # a failed evaluation is told, and never stops training
+        if not campaign.run.checkpoint(step).exists():
+            campaign.run.record_event("evaluation_skipped", step=step, why="superseded by newer checkpoints")
+            return
         campaign.run.record_event("evaluation_failed", step=step, error=err.message)
         get_run_logger().warning("%s", err.message)

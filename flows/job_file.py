@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+import deployments
 from flows.job import Job
 from flows.job_errors import dotted, explain
 from flows.problems import JobFileError, Problem
@@ -32,6 +33,7 @@ _ROUNDING_ONLY = (
 def load_job(file: str | Path, overrides: Sequence[str] = ()) -> Job:
     """Read a job file, apply overrides (``training.learning_rate=1e-5``) and validate the whole.
 
+    ``quickstart`` and other names of shipped jobs are taken where no such file exists.
     Variables ``${env:NAME}`` (environment) and ``${python:NAME}`` (folders of the running Python, such as
     ``stdlib`` and ``purelib``) are replaced in text values. Relative paths count from the job file's folder.
 
@@ -39,9 +41,14 @@ def load_job(file: str | Path, overrides: Sequence[str] = ()) -> Job:
         JobFileError: with every problem of the file, each with line, key, what was found and what is accepted.
     """
     path = Path(file).expanduser()
+    if not path.exists() and str(file) in shipped_jobs():
+        path = shipped_jobs()[str(file)]
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise InputError(f"job file {file} {what}", hint="give the path of a YAML file")
+        raise InputError(
+            f"job file {file} {what}",
+            hint=f"give the path of a YAML file, or the name of a shipped job: {', '.join(shipped_jobs())}",
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as err:
@@ -62,6 +69,11 @@ def load_job(file: str | Path, overrides: Sequence[str] = ()) -> Job:
     if problems:
         raise JobFileError(problems)
     return job
+
+
+def shipped_jobs() -> dict[str, Path]:
+    """The jobs that come with Stayer, by name."""
+    return {file.stem: file for file in sorted((Path(deployments.__file__).parent / "jobs").glob("*.yaml"))}
 
 
 def base_of(job: Job) -> Job | None:

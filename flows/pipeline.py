@@ -69,7 +69,7 @@ def _carry_out(campaign: Campaign, by_hand: bool) -> None:
     """Every stage in order; each recognises what is already done."""
     run = campaign.run
     model = _starting_model(campaign, by_hand)
-    campaign.record_inputs(prepare_data(str(run.job_file)), model)
+    campaign.record_inputs(prepare_data(str(run.job_file), run=run.run_id), model)
     campaign.tracking.sync()
     if model is not None:
         evaluate_checkpoint(run.run_id, 0)

@@ -1,47 +1,59 @@
 """Raw text to a packed dataset: tokenize, pack, manifest."""
 
+from pathlib import Path
+
 from prefect import flow, unmapped
 from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.job import Job
 from flows.job_file import base_of, load_job
+from flows.runs import find_run
 from infra.errors import InputError
 from infra.home import home
-from packing.prepare import finished
+from infra.locks import exclusive
+from packing.prepare import PreparationPlan, finished
 from tasks import corpus
 from tasks.corpus import PreparedData
 from tasks.stages import stage
 from training.config import TokenizerConfig
+from training.rundir import RunDir
 
 # tokenizers runs one batch on all cores; a second unit in flight covers reading and writing.
 _UNITS_IN_FLIGHT = 2
+_OTHER_PREPARATION_S = 24 * 3600
 
 
 @flow(name="prepare-data", task_runner=ThreadPoolTaskRunner(max_workers=_UNITS_IN_FLIGHT))  # type: ignore[arg-type]
-def prepare_data(job: str, overrides: list[str] | None = None) -> PreparedData:
+def prepare_data(job: str, overrides: list[str] | None = None, run: str | None = None) -> PreparedData:
     """Make the dataset of a job file, or find it made.
 
     Args:
         job: path of the job file.
         overrides: ``section.key=value`` items.
+        run: run id whose record tells how long each part took.
     """
-    loaded = load_job(job, overrides or ())
-    with stage("tokenizer"):
+    loaded, told = load_job(job, overrides or ()), find_run(run) if run else None
+    with stage("tokenizer", told):
         tokenizer = find_tokenizer(loaded)
-    with stage("hash sources"):
+    with stage("hash sources", told):
         plan = corpus.plan(loaded.data, loaded.packing, tokenizer=tokenizer, root=str(home() / "datasets"))
+    with exclusive(Path(f"{plan.work}.lock"), what=f"preparing {plan.dataset_id[:16]}", wait_s=_OTHER_PREPARATION_S):
+        _prepare(plan, told)
+    return PreparedData(dataset=plan.dataset, dataset_id=plan.dataset_id, tokenizer=tokenizer)
+
+
+def _prepare(plan: PreparationPlan, told: RunDir | None) -> None:
     if finished(plan) is None:
-        with stage("tokenize", total=plan.num_units, unit="units"):
+        with stage("tokenize", told, total=plan.num_units, unit="units"):
             units = corpus.tokenize.map(unmapped(plan), range(plan.num_units))
             wait(units)
             units.result()
-        with stage("pack", total=plan.num_buckets, unit="buckets"):
+        with stage("pack", told, total=plan.num_buckets, unit="buckets"):
             buckets = corpus.pack.map(unmapped(plan), range(plan.num_buckets))
             buckets.result()
-        with stage("manifest"):
+        with stage("manifest", told):
             corpus.write_manifest(plan)
-    return PreparedData(dataset=plan.dataset, dataset_id=plan.dataset_id, tokenizer=tokenizer)
 
 
 def find_tokenizer(job: Job) -> str:

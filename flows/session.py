@@ -17,6 +17,7 @@ from infra.home import home
 from infra.serve import prefect_api
 
 # Prefect reads its settings once, when it is imported: only what runs inside a session may import it.
+_DELIVERY_TIMEOUT_S = 10
 _QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # its logs stay on its pages; the screen is ours
@@ -36,6 +37,7 @@ def session(console: Console, *, quiet: bool = False) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if not _configured_api():
             os.environ["PREFECT_API_URL"] = stack.enter_context(prefect_api(home()))
+        stack.callback(_deliver_logs)
         if not quiet:
             from flows.display import progress
 
@@ -65,6 +67,15 @@ def _configured_api() -> bool:
     profiles = tomllib.loads(file.read_text())
     active = os.environ.get("PREFECT_PROFILE") or profiles.get("active")
     return "PREFECT_API_URL" in profiles.get("profiles", {}).get(active, {})
+
+
+def _deliver_logs() -> None:
+    """Hand what Prefect still holds back to its server while there is one."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (APILogWorker, EventsWorker):
+        worker.drain_all(timeout=_DELIVERY_TIMEOUT_S)
 
 
 @contextlib.contextmanager

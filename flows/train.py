@@ -38,7 +38,7 @@ def train(run: str) -> int:
     campaign = load_campaign(run)
     while True:
         attempt = launch_or_attach(str(campaign.run.path), campaign.job.cluster)
-        with stage("train", campaign.run):
+        with stage("train", campaign.run, timed=False):
             _look_after(campaign, attempt)
         decision = decide(campaign.run, campaign.job.recovery)
         campaign.run.record_event("decision", attempt=attempt.number, **decision.model_dump(mode="json"))

@@ -40,6 +40,8 @@ def publish(run_dir: str, step: int, store: str | None) -> bool:
     try:
         verify(folder, read_manifest(folder))
     except DamagedCheckpointError as err:
+        if not folder.exists():
+            return False  # retention was faster: a newer one has taken its place
         run.record_event("checkpoint_damaged", step=step, problem=err.message)
         return False
     url = str(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prefect import task
 
+from eval.identity import known_scores
 from infra import storage
 from infra.errors import StayerError
 from training.rundir import RunDir
@@ -17,12 +18,15 @@ def evaluate(run_dir: str, step: int) -> dict[str, float]:
     """Score one checkpoint (step 0: the starting model) on the held-out documents, or find it scored.
 
     Returns:
-        Perplexity by role and by source, as in the evaluation file.
+        Perplexity by role and by source, as in the evaluation file; empty when nothing is held out.
 
     Raises:
         StayerError: the evaluator failed; its log is named.
     """
     run = RunDir(Path(run_dir))
+    known = known_scores(run, step)
+    if known is not None:
+        return known
     log_file = run.evaluations / f"step-{step:08d}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:

@@ -55,10 +55,13 @@ BOARD = Board()
 
 
 @contextlib.contextmanager
-def stage(name: str, run: RunDir | None = None, *, total: int | None = None, unit: str = "") -> Iterator[None]:
+def stage(
+    name: str, run: RunDir | None = None, *, total: int | None = None, unit: str = "", timed: bool = True
+) -> Iterator[None]:
     """Show a stage while the block runs; with a run, record in its events how long it worked.
 
     The event `stage_finished` holds the start as well, so that overlapping stages can be told apart later.
+    A stage that is not `timed` only watches work that keeps its own time.
     """
     current = Stage(name, run, total=total, unit=unit)
     BOARD.push(current)
@@ -66,5 +69,5 @@ def stage(name: str, run: RunDir | None = None, *, total: int | None = None, uni
         yield
     finally:
         BOARD.pop(name)
-        if run is not None:
+        if run is not None and timed:
             run.record_event("stage_finished", stage=name, started_s=current.started_s)
