@@ -7,7 +7,7 @@ fractions.
 
 import math
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 from typing import Annotated
 
 from annotated_types import Ge, Gt
@@ -25,6 +25,7 @@ _SUFFIXES = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
+_LARGEST = 10**18  # a slip such as 1e99999 would take the memory of the machine to write out
 _COUNT = re.compile(r"^\s*([+-]?[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*(Ki|Mi|Gi|Ti|[KMBGT])?\s*$")
 
 
@@ -41,6 +42,8 @@ def parse_count(value: object) -> int:
     exact = _finite(value) if isinstance(value, float) else _suffixed(value)
     if exact is None:
         raise ValueError("expected a whole number such as 384, 1e5, 100B (10^9) or 8Ki (2^10)")
+    if abs(exact) > _LARGEST:
+        raise ValueError("expected a whole number of at most 10^18")
     if exact != exact.to_integral_value():
         raise ValueError("expected a whole number, this one has a fraction")
     return int(exact)
@@ -73,7 +76,7 @@ def _suffixed(value: object) -> Decimal | None:
         return None
     try:
         return Decimal(match[1].replace("_", "")) * _SUFFIXES[match[2] or ""]
-    except InvalidOperation:
+    except DecimalException:  # an exponent beyond all bounds
         return None
 
 

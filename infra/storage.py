@@ -16,6 +16,7 @@ from fsspec import AbstractFileSystem
 from infra.errors import InputError
 
 _CHUNK_BYTES = 1 << 20
+_TEMPORARY = ".tmp"
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,22 @@ def glob_files(pattern: str) -> list[FileInfo]:
     A pattern without wildcards that names a folder lists everything below it.
     """
     fs, path = filesystem(pattern)
-    prefix = "" if is_local(pattern) else pattern.split("://", 1)[0] + "://"
     if not any(c in path for c in "*?["):
         if fs.isfile(path):
-            return [FileInfo(prefix + path, int(fs.size(path)))]
+            return [FileInfo(_as_url(path, like=pattern), int(fs.size(path)))]
         path = path.rstrip("/") + "/**"
-    found = fs.glob(path, detail=True)
-    return [FileInfo(prefix + p, int(i["size"])) for p, i in sorted(found.items()) if i["type"] == "file"]
+    found = sorted(fs.glob(path, detail=True).items())
+    return [
+        FileInfo(_as_url(p, like=pattern), int(info["size"]))
+        for p, info in found
+        if info["type"] == "file" and not _is_temporary(p)
+    ]
+
+
+def _as_url(path: str, *, like: str) -> str:
+    if is_local(like) or "://" in path:  # http's paths are URLs already
+        return path
+    return like.split("://", 1)[0] + "://" + path.lstrip("/")
 
 
 @contextlib.contextmanager
@@ -99,7 +109,7 @@ def write_atomic(url: str) -> Iterator[IO[bytes]]:
 @contextlib.contextmanager
 def _write_local(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}{_TEMPORARY}")
     try:
         with temporary.open("wb") as file:
             yield file
@@ -109,6 +119,12 @@ def _write_local(path: Path) -> Iterator[IO[bytes]]:
         fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_temporary(path: str) -> bool:
+    """Whether a file is what a killed writer left of `write_atomic`."""
+    name = path.rsplit("/", 1)[-1]
+    return name.startswith(".") and name.endswith(_TEMPORARY)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -156,7 +172,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         return []
     rows = []
     for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(json.JSONDecodeError):
+        with contextlib.suppress(ValueError):  # torn between two characters, or in the middle of one
             rows.append(json.loads(line))
     return rows
 
