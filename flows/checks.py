@@ -9,7 +9,7 @@ from flows.job_file import lineage
 from flows.problems import JobFileError, Problem
 from infra.errors import InputError, StayerError
 from packing.documents import read_documents
-from packing.plan import _list_files as list_files
+from packing.plan import list_files
 from training.config import TokenizerConfig
 from training.model_limits import ModelLimits, check_fit, limits_of_architecture, limits_of_folder
 
@@ -33,10 +33,11 @@ def _sources(job: Job) -> list[Problem]:
         key = f"data.sources.{index}"
         try:
             files = list_files(source)
-            first = next((f for f in files if f.size_bytes), None)
-            if first is None:
+            filled = [file for file in files if file.size_bytes]
+            if not filled:
                 raise InputError(f"all {len(files)} files of source {source.name} are empty")
-            next(read_documents(first, source), None)
+            smallest = min(filled, key=lambda file: file.size_bytes)
+            next(read_documents(smallest.hashed(), source), None)
         except StayerError as err:
             problems.append(Problem(job.name, key, err.message, err.hint))
         except (OSError, PermissionError) as err:

@@ -57,8 +57,8 @@ def _make_automation() -> None:
     trigger = EventTrigger(
         posture=Posture.Reactive,
         expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed"},
-        match={"prefect.resource.id": "prefect.flow-run.*"},  # type: ignore[arg-type]
-        match_related={"prefect.resource.role": "flow", "prefect.resource.name": _CAMPAIGN_FLOWS},  # type: ignore[arg-type]
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related={"prefect.resource.role": "flow", "prefect.resource.name": _CAMPAIGN_FLOWS},
         for_each={"prefect.resource.id"},
         threshold=1,
     )

@@ -1,6 +1,7 @@
 import fnmatch
 import posixpath
 import re
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel
@@ -96,7 +97,7 @@ def plan_preparation(data: DataConfig, packing: PackingConfig, tokenizer_folder:
     if not storage.is_local(root):
         raise InputError(f"{root}: datasets are written to local folders (mounted ones included)")
     tokenizer = CorpusTokenizer.load(tokenizer_folder)
-    files = [_list_files(source) for source in data.sources]
+    files = [[file.hashed() for file in list_files(source)] for source in data.sources]
     identity = {
         "format_version": FORMAT_VERSION,
         "tokenizer": tokenizer.sha256,
@@ -122,9 +123,29 @@ def plan_preparation(data: DataConfig, packing: PackingConfig, tokenizer_folder:
     )
 
 
-def _list_files(source: SourceConfig) -> list[InputFile]:
-    """Files of a source: in the order of its uris, sorted by path within each, none twice."""
-    found: dict[str, InputFile] = {}
+@dataclass(frozen=True)
+class FoundFile:
+    """A file that a source names, not yet read."""
+
+    url: str
+    name: str
+    """See `InputFile.name`."""
+    size_bytes: int
+    format: Literal["jsonl", "text"]
+    gzipped: bool
+
+    def hashed(self) -> InputFile:
+        """Read the file once, to know it again."""
+        return InputFile(**vars(self), sha256=storage.sha256_file(self.url))
+
+
+def list_files(source: SourceConfig) -> list[FoundFile]:
+    """Files of a source: in the order of its uris, sorted by path within each, none twice.
+
+    Raises:
+        InputError: a uri matches no file, or a file is of a kind that is not read.
+    """
+    found: dict[str, FoundFile] = {}
     for uri in source.uri:
         num_seen = 0
         for info in storage.glob_files(uri):
@@ -136,10 +157,7 @@ def _list_files(source: SourceConfig) -> list[InputFile]:
             if url in found or _excluded(source, url, name):
                 continue
             kind, gzipped = _format(source, url)
-            sha256 = storage.sha256_file(url)
-            found[url] = InputFile(
-                url=url, name=name, size_bytes=info.size_bytes, sha256=sha256, format=kind, gzipped=gzipped
-            )
+            found[url] = FoundFile(url=url, name=name, size_bytes=info.size_bytes, format=kind, gzipped=gzipped)
         if not num_seen:
             raise InputError(
                 f"data.sources[{source.name}].uri: {uri} matches no file", hint="check the path; globs may use * and **"

@@ -9,7 +9,7 @@ from infra import storage
 from packing.config import DataConfig, PackingConfig
 from packing.documents import Document, read_documents
 from packing.manifest import Manifest
-from packing.plan import _list_files as list_files
+from packing.plan import list_files
 from packing.prepare import (
     BucketReport,
     PreparationPlan,
@@ -36,7 +36,7 @@ class PreparedData(BaseModel, frozen=True):
 @task(name="train-tokenizer")
 def make_tokenizer(data: DataConfig, *, vocab_size: int, root: str) -> str:
     """Train the job's tokenizer on all of its sources, or find it trained; returns its folder."""
-    found = [(source, file) for source in data.sources for file in list_files(source)]
+    found = [(source, file.hashed()) for source in data.sources for file in list_files(source)]
     content = [[source.name, source.text_field, file.sha256] for source, file in found]
     folder = Path(root) / storage.fingerprint([content, vocab_size])[:16]
     if folder.is_dir():
