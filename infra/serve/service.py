@@ -87,7 +87,7 @@ def in_use(service: Service, folder: Path) -> Iterator[Record]:
         finally:
             with exclusive(door, what=f"stopping {service.name}", wait_s=_DOOR_TIMEOUT_S):
                 if try_lock(users):
-                    _stop(record)
+                    _stop(_recorded(service, folder) or record)  # another user may have replaced one that died
                     _record_file(service, folder).unlink(missing_ok=True)
 
 

@@ -80,6 +80,7 @@ def test_a_dead_server_is_replaced_at_its_old_address(folder, until):
             assert successor.pid != record.pid
             assert successor.url == record.url
             assert _answers(successor)
+    assert not successor.is_alive()
 
 
 def test_a_busy_port_is_left_to_its_owner(folder):
