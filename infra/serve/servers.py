@@ -49,6 +49,9 @@ def mlflow_server(home: Path) -> Iterator[str]:
 def prefect_worker(home: Path, api_url: str, pool: str = POOL) -> Iterator[Record]:
     """A Prefect worker that runs flows as processes of this machine; its work pool exists when the block begins.
 
+    A worker that is stopped kills the flows it runs, and Prefect goes on calling them Running; training, a detached
+    process, goes on in fact.
+
     Raises:
         StayerError: it does not start.
     """
