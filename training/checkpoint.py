@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from infra import storage
@@ -188,7 +189,8 @@ class CheckpointSaver:
         """Write this rank's part and hash it. Errors travel as a value: every rank has to take part in the exchange."""
         try:
             writer = FileSystemWriter(folder, overwrite=False)
-            state_dict_saver.save(dict(state), storage_writer=writer, process_group=self._group)
+            with _plain_errors():
+                state_dict_saver.save(dict(state), storage_writer=writer, process_group=self._group)
             own = sorted(f for f in folder.iterdir() if f.name.startswith(f"__{self._rank}_"))
             if self._rank == 0:
                 own.append(folder / ".metadata")
@@ -258,7 +260,8 @@ def load_checkpoint(
 ) -> Progress:
     """Load model and optimizer, sharded in whatever way, from a verified checkpoint; returns where it stands."""
     state = model_tensors(model) | optimizer_tensors(model, optimizer)
-    state_dict_loader.load(dict(state), storage_reader=FileSystemReader(folder), process_group=group)
+    with _plain_errors():
+        state_dict_loader.load(dict(state), storage_reader=FileSystemReader(folder), process_group=group)
     set_optimizer_step(model, optimizer, manifest.step)
     return Progress(manifest.step, manifest.position, manifest.tokens, manifest.ledger_head)
 
@@ -272,5 +275,16 @@ def load_model_weights(folder: str | os.PathLike[str], model: PackedCausalLM) ->
     path = Path(folder)
     manifest = checkpoint_manifest.read_manifest(path)
     checkpoint_manifest.verify(path, manifest)
-    state_dict_loader.load(dict(model_tensors(model)), storage_reader=FileSystemReader(path), no_dist=True)
+    with _plain_errors():
+        state_dict_loader.load(dict(model_tensors(model)), storage_reader=FileSystemReader(path), no_dist=True)
     return manifest
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise what happened instead of torch's CheckpointException, which is no Exception and passes every handler."""
+    try:
+        yield
+    except CheckpointException as err:
+        cause, _ = next(iter(err.failures.values()))
+        raise cause from err

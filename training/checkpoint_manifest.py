@@ -171,7 +171,7 @@ def commit(run: RunDir, temporary: Path, manifest: CheckpointManifest) -> None:
     lease.check(run, token=manifest.token)
     if final.exists():
         # The run went back before this step, because what lies here could not be used. It is kept for study.
-        final.rename(final.with_name(f"{final.name}.replaced-by-{manifest.token:04d}"))
+        final.rename(final.with_name(f".{final.name}.replaced-by-{manifest.token:04d}"))
     temporary.rename(final)
     storage.fsync_folder(final.parent)
 

@@ -3,7 +3,7 @@
 Tensors wear their shapes: B rows, T tokens of a row, D hidden size, V vocabulary.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -76,23 +76,18 @@ def build_model(
     Raises:
         InputError: the model does not fit the dataset, or is not a kind that can be trained here.
     """
-    from transformers import AutoModelForCausalLM
-
-    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
     config = load_config(folder=folder, architecture=architecture, vocab_size=vocab_size)
     text = config.get_text_config()
     limits = ModelLimits(text.vocab_size, getattr(text, "max_position_embeddings", None))
     check_fit(limits, vocab_size=vocab_size, seq_len=seq_len)
-    if folder is not None:
-        lm = AutoModelForCausalLM.from_pretrained(folder, **options)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            lm = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
-    _refuse_other_heads(lm, text)
+    if changes := [key for key in _LOGIT_CHANGES if getattr(text, key, None) not in (None, 1, 1.0)]:
+        _refuse_head(config.model_type, ", ".join(changes))
+    lm = _build(config, folder, seed)
+    if getattr(lm.get_output_embeddings(), "bias", None) is not None:
+        _refuse_head(config.model_type, "a bias")
     # An embedding with a padding index never learns that row, and models whose pad token is the end-of-document token
     # (SmolLM2) would never learn that one. Padding needs no such help: nothing depends on it.
-    lm.get_input_embeddings().padding_idx = None  # type: ignore[assignment]
+    lm.get_input_embeddings().padding_idx = None
     return PackedCausalLM(lm)
 
 
@@ -111,23 +106,30 @@ def load_config(*, folder: str | None, architecture: dict[str, Any] | None, voca
             raise InputError(f"cannot read a model from {folder}: {err}", hint="check model.path") from err
     try:
         return AutoConfig.for_model(**{"vocab_size": vocab_size, **(architecture or {})})
-    except (ValueError, TypeError, KeyError) as err:
+    except Exception as err:  # a library of its own checks the entries and raises its own kinds
         raise InputError(
             f"model.architecture is not usable: {err}", hint="see the model's Hugging Face config"
         ) from err
 
 
-def _refuse_other_heads(lm: Any, text_config: Any) -> None:
-    """Refuse models whose logits are more than hidden @ weightᵀ: their loss would silently be another one.
+def _build(config: Any, folder: str | None, seed: int) -> Any:
+    """The transformers model with attention through SDPA: on CPU the one that is both exact under masks and fast."""
+    from transformers import AutoModelForCausalLM
 
-    Raises:
-        InputError: the head has a bias, or the config scales or caps the logits.
-    """
-    changes = [k for k in _LOGIT_CHANGES if getattr(text_config, k, None) not in (None, 1, 1.0)]
-    if getattr(lm.get_output_embeddings(), "bias", None) is not None:
-        changes.append("a bias of the output projection")
-    if changes:
-        raise InputError(
-            f"{type(lm).__name__} changes its logits after the projection ({', '.join(changes)})",
-            hint="train a model with a plain output projection, such as Qwen3, Llama, SmolLM2 or Mistral",
-        )
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    try:
+        if folder is not None:
+            return AutoModelForCausalLM.from_pretrained(folder, **options)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as err:
+        raise InputError(f"cannot build the {config.model_type} model: {err}", hint="check the section model") from err
+
+
+def _refuse_head(model_type: str, changes: str) -> NoReturn:
+    """Refuse a model whose logits are more than hidden @ weightᵀ: its loss would silently be another one."""
+    raise InputError(
+        f"{model_type} changes its logits after the projection ({changes}), which the objective cannot follow",
+        hint="train a model with a plain output projection, such as Qwen3, Llama, SmolLM2 or Mistral",
+    )

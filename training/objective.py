@@ -55,7 +55,7 @@ class _Chunks:
     def __init__(self, hidden_ND: Tensor, weight_VD: Tensor) -> None:
         self._hidden_ND, self._weight_VD = hidden_ND, weight_VD
         num_tokens, vocab_size = len(hidden_ND), len(weight_VD)
-        budget = _CHUNK_ELEMENTS.get(hidden_ND.device.type, _CHUNK_ELEMENTS["cuda"])
+        budget = _CHUNK_ELEMENTS["cpu" if hidden_ND.device.type == "cpu" else "cuda"]
         self._chunk_tokens = min(num_tokens, max(_MIN_CHUNK_TOKENS, budget // vocab_size))
         shape = (self._chunk_tokens, vocab_size)
         self._logits_CV = hidden_ND.new_empty(shape)

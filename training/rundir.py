@@ -163,6 +163,13 @@ class RunDir:
             return None
         return ExitRecord.model_validate(storage.read_json(str(file)))
 
+    def peer_exit_records(self, attempt: int) -> list[ExitRecord]:
+        """What ranks wrote that only saw others fail, by time; they count when an attempt is over and nobody wrote
+        exit.json, because the one who knew the cause was killed or hung."""
+        files = self.attempt(attempt).glob("exit-rank*.json")
+        records = [ExitRecord.model_validate(storage.read_json(str(f))) for f in files]
+        return sorted(records, key=lambda record: record.time_s)
+
     def heartbeats(self) -> list[Heartbeat]:
         """The latest sign of life of each rank, by rank."""
         beats = []

@@ -36,8 +36,10 @@ ARCHITECTURE = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": True,
 }
+TOTAL_ROWS, TOTAL_STEPS = 92, 12
+"""More than one epoch, and a last step of half the size."""
 TRAINING = {
-    "epochs": 1,
+    "total_tokens": TOTAL_ROWS * SEQ_LEN,
     "global_batch_rows": 8,
     "micro_batch_rows": 2,
     "learning_rate": 1e-2,
@@ -60,19 +62,20 @@ class Data:
     num_rows: int
 
 
-def make_data(folder: Path, *, num_documents: int = 60) -> Data:
-    """A dataset of short made-up documents of very different lengths."""
+def make_data(folder: Path, *, num_documents: int = 100) -> Data:
+    """A dataset of made-up documents, packed so that rows hold very different numbers of tokens and documents."""
     random = np.random.default_rng(0)
     words = ["".join(random.choice(list("abcdefgh"), size=3)) for _ in range(200)]
-    texts = [" ".join(random.choice(words, size=int(random.integers(1, 60)))) for _ in range(num_documents)]
+    sizes = random.integers(1, 25, size=num_documents)
+    texts = [" ".join(random.choice(words, size=size)) for size in sizes]
     source = folder / "text.jsonl"
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     tokenizer = folder / "tokenizer"
     train_byte_bpe(texts, tokenizer, vocab_size=VOCAB_SIZE)
     plan = plan_preparation(
-        DataConfig(sources=[SourceConfig(name="words", uri=[str(source)])]),
-        PackingConfig(seq_len=SEQ_LEN, buckets=2),
+        DataConfig(sources=[SourceConfig(name="words", uri=[str(source)])], held_out_fraction=0),
+        PackingConfig(seq_len=SEQ_LEN, buckets=2, strategy="best_fit"),
         tokenizer_folder=str(tokenizer),
         root=str(folder / "datasets"),
     )
@@ -131,28 +134,26 @@ class Launched:
             os.killpg(self.agent.pid, signal.SIGKILL)
             self.agent.wait(DEADLINE_S)
 
-    def pid_of(self, rank: int) -> int:
-        """Process id of one rank, as its heartbeat tells."""
-        return next(beat.pid for beat in self.run.heartbeats() if beat.rank == rank)
 
-
-def launch(
-    run: RunDir, *, ranks: int, attempt: int = 1, script: Path | None = None, env: dict[str, str] | None = None
-) -> Launched:
-    """Start an attempt: the worker itself, or a script that changes something and then calls it."""
+def launch(run: RunDir, *, ranks: int, attempt: int = 1, disturb: str | None = None) -> Launched:
+    """Start an attempt under torchrun, undisturbed or with a disturbance named in disturbed_worker.py."""
     run.attempt(attempt).mkdir(parents=True, exist_ok=True)
     log = run.attempt(attempt) / "torchrun.log"
-    what = [str(script)] if script else ["-m", "training.worker"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)]
-    command += ["--max-restarts", "0", "--monitor-interval", "0.1", "--master-addr", "127.0.0.1"]
-    command += ["--master-port", str(_free_port()), *what, str(run.path)]
+    what = [str(Path(__file__).with_name("disturbed_worker.py"))] if disturb else ["-m", "training.worker"]
+    port = str(_free_port())
+    torchrun = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks), "--max-restarts", "0"]
+    torchrun += ["--monitor-interval", "0.1", "--master-addr", "127.0.0.1", "--master-port", port]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # one rank needs no agent, which takes seconds to start
+    command = [sys.executable, *(torchrun if ranks > 1 else []), *what, str(run.path)]
     environment = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),
         "STAYER_ATTEMPT": f"mark-{attempt}",
         "STAYER_ATTEMPT_NUMBER": str(attempt),
         "OMP_NUM_THREADS": "1",
-        **(env or {}),
+        "DISTURB": disturb or "",
+        **(alone if ranks == 1 else {}),
     }
     with log.open("wb") as output:
         agent = subprocess.Popen(
@@ -161,24 +162,26 @@ def launch(
     return Launched(run, attempt, agent, log)
 
 
-def finish(run: RunDir, *, ranks: int, attempt: int = 1, expect: str = "completed", **options: Any) -> RunDir:
-    """Run an attempt to its end and make sure that it ended as expected."""
-    launched = launch(run, ranks=ranks, attempt=attempt, **options)
+def finish(
+    run: RunDir, *, ranks: int, attempt: int = 1, disturb: str | None = None, expect: str | None = "completed"
+) -> RunDir:
+    """Run an attempt to its end and make sure that it ended as expected; None: that it left no word."""
+    launched = launch(run, ranks=ranks, attempt=attempt, disturb=disturb)
     try:
         launched.wait()
     finally:
         launched.kill()
     record = run.exit_record(attempt)
-    assert record is not None and record.reason == expect, f"{record}\n{launched.log.read_text()[-6000:]}"
+    log = launched.log.read_text()[-6000:]
+    assert (record.reason if record else None) == expect, f"{record}\n{log}"
     return run
 
 
-def wait_until(condition: Callable[[], Any], launched: Launched) -> None:
-    """Poll until something is true; fail with the log if the attempt ends first."""
+def wait_until(condition: Callable[[], Any]) -> None:
+    """Poll until something is true."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
-        assert launched.agent.poll() is None, launched.log.read_text()[-6000:]
-        assert time.monotonic() < deadline, launched.log.read_text()[-6000:]
+        assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
 
 
