@@ -248,9 +248,7 @@ def main() -> None:
     """Run the command line; every error is one readable message and a hint, with exit code 1 or 2."""
     started = time.monotonic()
     try:
-        app(standalone_mode=False)
-    except typer.Exit as leave:
-        sys.exit(leave.exit_code)
+        sys.exit(app(standalone_mode=False))  # the code of a typer.Exit, else None
     except typer.Abort:
         sys.exit(130)
     except KeyboardInterrupt:

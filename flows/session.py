@@ -1,6 +1,7 @@
 """One command at work with Prefect: a server to talk to, quiet logs, progress on the screen, Ctrl-C in good order."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -21,6 +22,8 @@ _DELIVERY_TIMEOUT_S = 10
 _QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # its logs stay on its pages; the screen is ours
+    "PREFECT_LOGGING_HANDLERS_DEBUG_LEVEL": "CRITICAL",
+    "PREFECT_CLIENT_MAX_RETRIES": "8",  # waits of 2, 4, … 256 s: a server may be away for minutes
     "DO_NOT_TRACK": "1",
 }
 
@@ -34,8 +37,10 @@ def session(console: Console, *, quiet: bool = False) -> Iterator[None]:
         quiet: show no progress.
     """
     os.environ.update({key: value for key, value in _QUIET.items() if key not in os.environ})
+    logging.raiseExceptions = False  # a log that cannot be delivered is no news for the screen
     with contextlib.ExitStack() as stack:
         if not _configured_api():
+            os.environ["PREFECT_HOME"] = str(home() / "prefect")
             os.environ["PREFECT_API_URL"] = stack.enter_context(prefect_api(home()))
         stack.callback(_deliver_logs)
         if not quiet:
