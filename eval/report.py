@@ -60,7 +60,10 @@ def _curves(run: RunDir) -> go.Figure:
             figure.add_trace(line, row=2, col=2)
     figure.update_xaxes(title_text="step", title_standoff=4)
     figure.update_layout(
-        height=720, template="plotly_white", margin={"l": 50, "r": 20, "t": 50, "b": 40}, legend={"x": 0.9, "y": 0.4}
+        height=720,
+        template="plotly_white",
+        margin={"l": 50, "r": 20, "t": 50, "b": 40},
+        legend={"x": 1, "y": 0.42, "xanchor": "right", "yanchor": "top"},
     )
     return figure
 

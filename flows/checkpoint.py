@@ -11,7 +11,7 @@ from tasks.checkpoints import publish, unpublished
 from tasks.stages import stage
 
 
-@flow(name="publish-checkpoints", flow_run_name="publish-{run}")
+@flow(name="publish-checkpoints", flow_run_name="{run}")
 def publish_checkpoints(run: str = "all") -> list[int]:
     """Publish the committed checkpoints of one run, or of all runs; those already published stay as they are.
 

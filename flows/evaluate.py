@@ -9,7 +9,7 @@ from tasks.stages import stage
 from training.checkpoint_manifest import list_checkpoints
 
 
-@flow(name="evaluate-checkpoint", flow_run_name="evaluate-{run}-step-{step}")
+@flow(name="evaluate-checkpoint", flow_run_name="{run}-step-{step}")
 def evaluate_checkpoint(run: str, step: int | None = None) -> dict[str, float]:
     """Score one checkpoint of a run; evaluation reads, it never changes training.
 

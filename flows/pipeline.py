@@ -2,21 +2,21 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
-from prefect.runtime import flow_run
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Cancelled
 
+from eval.identity import known_scores
 from flows.campaign import Campaign, open_campaign
 from flows.checkpoint import publish_checkpoints
 from flows.evaluate import evaluate_checkpoint
+from flows.naming import name_of_run
 from flows.prepare import prepare_data
 from flows.train import StoppedError, train
-from tasks.checkpoints import newest_step
+from tasks.checkpoints import newest_step, unpublished
 from tasks.models import export_final, fetch_model, report
 from tasks.stages import stage
 
@@ -24,13 +24,7 @@ from tasks.stages import stage
 _ONE_HEARTBEAT = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
 
 
-def _run_name() -> str:
-    """What Prefect's page calls a campaign: its run, or its job file."""
-    asked = flow_run.parameters
-    return str(asked.get("run_id") or Path(asked["job"]).stem)
-
-
-@flow(name="continued-training", flow_run_name=_run_name)
+@flow(name="continued-training", flow_run_name=name_of_run)
 def continued_training(
     job: str, run_id: str | None = None, overrides: list[str] | None = None, by_hand: bool = True
 ) -> str | State[str]:
@@ -56,7 +50,7 @@ def continued_training(
         return campaign.run.run_id
 
 
-@flow(name="base-model", flow_run_name=_run_name)
+@flow(name="base-model", flow_run_name=name_of_run)
 def base_model(job: str, by_hand: bool = True) -> str:
     """Carry out the job that another one builds on.
 
@@ -75,12 +69,14 @@ def _carry_out(campaign: Campaign, by_hand: bool) -> None:
     model = _starting_model(campaign, by_hand)
     campaign.record_inputs(prepare_data(str(run.job_file), run=run.run_id), model)
     campaign.tracking.sync()
-    if model is not None:
+    if model is not None and known_scores(run, 0) is None:
         evaluate_checkpoint(run.run_id, 0)
     if not campaign.trained:
         train(run.run_id)
-    publish_checkpoints(run.run_id)
-    evaluate_checkpoint(run.run_id, newest_step(run))
+    if unpublished(run):
+        publish_checkpoints(run.run_id)
+    if known_scores(run, newest_step(run)) is None:
+        evaluate_checkpoint(run.run_id, newest_step(run))
     with stage("export", run):
         export_final(str(run.path))
     with stage("report", run):

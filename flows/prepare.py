@@ -8,6 +8,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.job import Job
 from flows.job_file import base_of, load_job
+from flows.naming import name_of_run
 from flows.runs import find_run
 from infra.errors import InputError
 from infra.home import home
@@ -24,7 +25,7 @@ _UNITS_IN_FLIGHT = 2
 _OTHER_PREPARATION_S = 24 * 3600
 
 
-@flow(name="prepare-data", task_runner=ThreadPoolTaskRunner(max_workers=_UNITS_IN_FLIGHT))  # type: ignore[arg-type]
+@flow(name="prepare-data", flow_run_name=name_of_run, task_runner=ThreadPoolTaskRunner(max_workers=_UNITS_IN_FLIGHT))  # type: ignore[arg-type]
 def prepare_data(job: str, overrides: list[str] | None = None, run: str | None = None) -> PreparedData:
     """Make the dataset of a job file, or find it made.
 

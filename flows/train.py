@@ -22,7 +22,7 @@ class StoppedError(StayerError):
     """The run was stopped on request; it can be resumed."""
 
 
-@flow(name="train", flow_run_name="train-{run}")
+@flow(name="train", flow_run_name="{run}")
 def train(run: str) -> int:
     """Train a prepared run to its last step, restarting failed attempts from the last committed checkpoint.
 

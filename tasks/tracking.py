@@ -31,6 +31,7 @@ from training.rundir import RunDir
 _BATCH = 1000  # MLflow's limit of metric points a request
 _RETRY_AFTER_S = 30.0
 
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # the page for training, not for agents
 _STATUS = {"running": "RUNNING", "completed": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -119,7 +120,7 @@ class Tracking:
             return str(found.experiment_id)
         local = self.uri.startswith("sqlite")
         location = (self._home / "mlartifacts" / name).as_uri() if local else None
-        return str(client.create_experiment(name, artifact_location=location))
+        return str(client.create_experiment(name, artifact_location=location, tags=_KIND))
 
     def _parent(self, client: mlflow.MlflowClient) -> str:
         """The one MLflow run of this training, whatever the number of attempts."""

@@ -3,6 +3,7 @@
 import os
 import shutil
 
+import mlflow
 import pytest
 from campaigns import services
 from playwright.sync_api import expect, sync_playwright
@@ -38,23 +39,25 @@ def test_the_prefect_page_shows_the_campaign_and_its_dag(page, pages, undisturbe
     campaign = run.events("campaign_started")[0]["flow_run"]
     page.goto(f"{prefect_url}/runs/flow-run/{campaign}")
     expect(page.get_by_text("Completed").first).to_be_visible()
-    for stage in ("base-model", "prepare-data", "train", "evaluate-checkpoint", "publish-checkpoints"):
-        expect(page.get_by_text(stage).first).to_be_visible()
+    expect(page.locator(".run-graph canvas, canvas").first).to_be_visible()
+    page.get_by_text("Subflow Runs").click()
+    for stage in ("base-model", "prepare-data", "train", "evaluate-checkpoint"):
+        expect(page.get_by_text(stage, exact=True).first).to_be_visible()
 
 
 def test_the_mlflow_page_shows_the_runs_and_the_curves(page, pages, undisturbed):
     _, mlflow_url = pages
-    import mlflow
-
     client = mlflow.MlflowClient(mlflow_url)
     experiment = client.get_experiment_by_name("small").experiment_id
     name = undisturbed.run_of("small").run_id
     (parent,) = client.search_runs([experiment], f"attributes.run_name = '{name}'")
     page.goto(f"{mlflow_url}/#/experiments/{experiment}/runs")
-    expect(page.get_by_text(name).first).to_be_visible()
+    for run in (name, "attempt-0001", "evaluation-step-00000060", "prepare"):
+        expect(page.get_by_text(run).first).to_be_visible()
     page.goto(f"{mlflow_url}/#/experiments/{experiment}/runs/{parent.info.run_id}/model-metrics")
-    for curve in ("loss", "learning_rate", "perplexity/domain"):
-        expect(page.get_by_text(curve, exact=True).first).to_be_visible()
+    for curve in ("perplexity/domain", "perplexity/general", "loss", "learning_rate"):
+        page.get_by_placeholder("Search metric charts").fill(curve)
+        expect(page.get_by_text(curve).first).to_be_visible()
 
 
 def test_the_report_draws_its_curves(page, undisturbed):

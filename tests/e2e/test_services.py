@@ -83,6 +83,8 @@ def test_evaluation_and_publishing_run_from_their_deployments(deployed):
     arguments = ["--param", f"run={run.run_id}"]
     prefect(stayer, "deployment", "run", "evaluate-checkpoint/on-demand", *arguments, "--watch")
     prefect(stayer, "deployment", "run", "publish-checkpoints/periodic", "--watch")
-    prefect(stayer, "deployment", "run", "prepare-data/nightly", "--param", f"job={stayer.home / 'small.yaml'}", "--watch")
+    prefect(
+        stayer, "deployment", "run", "prepare-data/nightly", "--param", f"job={stayer.home / 'small.yaml'}", "--watch"
+    )
     for flow in ("evaluate-checkpoint", "publish-checkpoints", "prepare-data"):
         assert flow_runs(url, flow)[-1]["state_type"] == "COMPLETED"

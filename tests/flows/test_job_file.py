@@ -37,7 +37,9 @@ def test_every_spelling_of_a_number_is_the_same_number(tmp_path, spelling):
     assert load_job(write(tmp_path, JOB.replace("1e-4", spelling))).training.learning_rate == 1e-4
 
 
-@pytest.mark.parametrize(("spelling", "tokens"), [("100B", 10**11), ("100e9", 10**11), ("384Ki", 393216), ("1e5", 10**5)])
+@pytest.mark.parametrize(
+    ("spelling", "tokens"), [("100B", 10**11), ("100e9", 10**11), ("384Ki", 393216), ("1e5", 10**5)]
+)
 def test_counts_accept_documented_suffixes(tmp_path, spelling, tokens):
     assert load_job(write(tmp_path), [f"training.total_tokens={spelling}"]).training.total_tokens == tokens
 

@@ -9,8 +9,6 @@ from tasks.tracking import Tracking
 from training.exits import ExitReason
 
 
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     """One SQLite store for the module: creating its tables takes seconds."""

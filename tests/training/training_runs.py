@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,7 +204,9 @@ def tensors(folder: Path) -> dict[str, Any]:
         for name, meta in reader.read_metadata().state_dict_metadata.items()
         if isinstance(meta, TensorStorageMetadata)
     }
-    dcp.load(state, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns about being alone even where told so
+        dcp.load(state, storage_reader=reader, no_dist=True)
     return state
 
 
