@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -275,7 +276,8 @@ def load_model_weights(folder: str | os.PathLike[str], model: PackedCausalLM) ->
     path = Path(folder)
     manifest = checkpoint_manifest.read_manifest(path)
     checkpoint_manifest.verify(path, manifest)
-    with _plain_errors():
+    with _plain_errors(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it warns even where told so
         state_dict_loader.load(dict(model_tensors(model)), storage_reader=FileSystemReader(path), no_dist=True)
     return manifest
 

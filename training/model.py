@@ -115,7 +115,9 @@ def load_config(*, folder: str | None, architecture: dict[str, Any] | None, voca
 def _build(config: Any, folder: str | None, seed: int) -> Any:
     """The transformers model with attention through SDPA: on CPU the one that is both exact under masks and fast."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # in the log of a rank they help nobody
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
     try:
         if folder is not None:

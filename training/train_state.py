@@ -54,7 +54,8 @@ class HostCopy:
         for name, tensor in tensors.items():
             local = local_part(tensor)
             if name not in self._buffers:
-                self._buffers[name] = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
+                pin = local.is_cuda and local.numel() > 0
+                self._buffers[name] = torch.empty_like(local, device="cpu", pin_memory=pin)
             self._buffers[name].copy_(local, non_blocking=True)
             copies[name] = _with_layout_of(tensor, self._buffers[name])
         if torch.cuda.is_available():
@@ -88,6 +89,5 @@ def _extremes(local: Tensor) -> Iterator[Any]:
 def _with_layout_of(tensor: Tensor, local: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return local
-    return DTensor.from_local(
-        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    # Not DTensor.from_local: it would move a host copy of a shard back to the device of the mesh.
+    return DTensor(local, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]

@@ -82,8 +82,13 @@ class Attempt:
         if world.is_first:
             self._take_lease()
         self.trainer = self._set_up(job, inputs, world, recorder)
-        reason = self.trainer.train()
         if world.is_first:
+            total_steps = self.trainer.length.total_steps
+            log.info("training from step %d to %d on %d ranks", self.step + 1, total_steps, world.size)
+        reason = self.trainer.train()
+        self.trainer.loader.close()
+        if world.is_first:
+            log.info("ends at step %d: %s", self.step, reason)
             if reason is ExitReason.COMPLETED:
                 recorder.event("training_completed", step=self.step, attempt=self.number)
             failures.write_exit(self.run, self.number, failures.exit_record(reason, step=self.step, rank=0))
