@@ -80,13 +80,13 @@ def _suffixed(value: object) -> Decimal | None:
         return None
 
 
-Count = Annotated[int, BeforeValidator(parse_count), Ge(0)]
+Count = Annotated[int, BeforeValidator(parse_count, json_schema_input_type=int | str), Ge(0)]
 """A whole number of things, zero allowed."""
-PositiveCount = Annotated[int, BeforeValidator(parse_count), Gt(0)]
+PositiveCount = Annotated[int, BeforeValidator(parse_count, json_schema_input_type=int | str), Gt(0)]
 """A whole number of things, at least one."""
-Number = Annotated[float, BeforeValidator(parse_number)]
+Number = Annotated[float, BeforeValidator(parse_number, json_schema_input_type=float | str)]
 """Any finite number."""
-NonNegativeNumber = Annotated[float, BeforeValidator(parse_number), Ge(0)]
+NonNegativeNumber = Annotated[float, BeforeValidator(parse_number, json_schema_input_type=float | str), Ge(0)]
 """A finite number, zero allowed."""
-PositiveNumber = Annotated[float, BeforeValidator(parse_number), Gt(0)]
+PositiveNumber = Annotated[float, BeforeValidator(parse_number, json_schema_input_type=float | str), Gt(0)]
 """A finite number above zero."""

@@ -34,7 +34,7 @@ def flow_runs(url, flow):
 
 
 def test_deployments_carry_their_schedules_and_time_zone(deployed):
-    stayer, url, _ = deployed
+    _, url, _ = deployed
     found = {d["name"]: d for d in httpx.post(f"{url}/api/deployments/filter", json={}).json()}
     assert sorted(found) == ["campaign", "nightly", "on-demand", "on-failure", "periodic"]
     (nightly,) = found["nightly"]["schedules"]
@@ -68,7 +68,7 @@ def test_a_campaign_whose_flow_is_killed_trains_on_and_is_resumed_once(deployed)
 
 
 def test_a_failure_that_was_taken_care_of_is_not_resumed_again(deployed):
-    stayer, url, _ = deployed
+    stayer, _, _ = deployed
     run = reached(stayer, "small", 400)()
     failed = run.events("resume_claimed")[0]["flow_run"]
     started = len(run.events("campaign_started"))
