@@ -57,7 +57,8 @@ def find_live_attempt(run: RunDir) -> AttemptRecord | None:
 
 def _is_running(attempt: AttemptRecord) -> bool:
     # The agent lives as long as any of its workers; workers that lost their agent end themselves.
-    return attempt.host == socket.gethostname() and processes.is_alive(attempt.pid, attempt.create_time_s)
+    here = attempt.host == socket.gethostname() and attempt.pid > 0
+    return here and processes.is_alive(attempt.pid, attempt.create_time_s)
 
 
 @task(name="launch-attempt")
@@ -76,24 +77,27 @@ def launch_or_attach(run_dir: str, cluster: ClusterConfig) -> AttemptRecord:
             processes.end_marked(earlier.mark, grace_s=_ORPHAN_GRACE_S)
         run.stop_file.unlink(missing_ok=True)
         number = max((a.number for a in run.attempts()), default=0) + 1
-        run.attempt(number).mkdir(parents=True, exist_ok=True)
         checkpoints = list_checkpoints(run)
-        mark = f"{run.run_id}:{number}:{uuid.uuid4().hex[:12]}"
-        started = time.time()
-        launched = local.launch(run.path, number=number, mark=mark, cluster=cluster)
         attempt = AttemptRecord(
             number=number,
-            mark=mark,
+            mark=f"{run.run_id}:{number}:{uuid.uuid4().hex[:12]}",
             host=socket.gethostname(),
-            pid=launched.pid,
-            create_time_s=launched.create_time_s,
+            pid=0,
+            create_time_s=0,
             world_size=cluster.nodes * cluster.processes_per_node,
             resumed_from_step=checkpoints[-1].step if checkpoints else 0,
-            started_s=started,
+            started_s=time.time(),
         )
-        storage.write_json(str(run.attempt(number) / "attempt.json"), attempt.model_dump())
+        _write(run, attempt)  # the mark first: whoever dies between start and record leaves processes that are found
+        launched = local.launch(run.path, number=number, mark=attempt.mark, cluster=cluster)
+        attempt = attempt.model_copy(update={"pid": launched.pid, "create_time_s": launched.create_time_s})
+        _write(run, attempt)
         run.record_event("attempt_started", attempt=number, pid=launched.pid, step=attempt.resumed_from_step)
         return attempt
+
+
+def _write(run: RunDir, attempt: AttemptRecord) -> None:
+    storage.write_json(str(run.attempt(attempt.number) / "attempt.json"), attempt.model_dump())
 
 
 def watch(

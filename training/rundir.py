@@ -36,7 +36,7 @@ class AttemptRecord(BaseModel, frozen=True):
     """Value of the environment variable STAYER_ATTEMPT in every process of the attempt."""
     host: str
     pid: int
-    """The torchrun agent."""
+    """The torchrun agent; 0 while it is being started."""
     create_time_s: float
     """When that process started, as the kernel tells: pids are reused."""
     world_size: int
