@@ -5,6 +5,7 @@ also the lease token). Everything else is read from the run directory; why the a
 """
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -106,8 +107,11 @@ class Attempt:
         except OSError as write_err:
             log.error("the reason could not be written: %s", write_err)
         if self.trainer is not None:
+            job = self.trainer.job
+            # A save needs every rank: once one is lost or hangs, it will hardly ever end.
+            timeout_s = job.training.collective_timeout_s if secondary else math.inf
             try:
-                self.trainer.saver.wait(self.trainer.job.checkpoint.save_timeout_s)
+                self.trainer.saver.wait(min(timeout_s, job.checkpoint.save_timeout_s))
             except StayerError as save_err:
                 log.error("%s", save_err)
         return reason
