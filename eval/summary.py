@@ -1,6 +1,7 @@
 """What a run achieved, in numbers, read from its run directory alone."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -49,13 +50,15 @@ def summarize(run: RunDir) -> Summary:
     tenth = max(1, len(rows) // 10)
     finished = run.events("campaign_finished")
     active = _active(run.events())
-    stages = [(e["stage"], (e["started_s"], e["time_s"])) for e in run.events("stage_finished")]
-    stages += [("train", interval) for interval in _attempts(run)]
     seconds: dict[str, float] = {}
-    for name, (start, end) in stages:
+    for name, (start, end) in _stages(run):
         seconds[name] = seconds.get(name, 0.0) + end - start
+    base = _base_of(run)
+    if base is not None:
+        seconds["base model"] = _length([i for name, i in _stages(base) if name in _WORK])
     elapsed_s = _length(active)
-    working_s = _length([interval for name, interval in stages if name in _WORK])
+    done = [*_stages(run), *(_stages(base) if base else [])]
+    working_s = _length([i for name, i in done if name in _WORK and i[0] >= min(active, default=(0, 0))[0]])
     report = run.path / "report.html"
     return Summary(
         run=run.run_id,
@@ -82,10 +85,21 @@ def perplexities(run: RunDir) -> dict[int, dict[str, float]]:
     return {int(r["step"]): dict(r["perplexity"]) for r in results}
 
 
-def _attempts(run: RunDir) -> list[Interval]:
-    """From the launch of each attempt to its last word."""
-    ended = [(attempt, run.exit_record(attempt.number)) for attempt in run.attempts()]
-    return [(attempt.started_s, record.time_s) for attempt, record in ended if record is not None]
+def _stages(run: RunDir) -> list[tuple[str, Interval]]:
+    """Every stage with its time; an attempt trains from its launch to its last word."""
+    stages = [(e["stage"], (e["started_s"], e["time_s"])) for e in run.events("stage_finished")]
+    for attempt in run.attempts():
+        record = run.exit_record(attempt.number)
+        if record is not None:
+            stages.append(("train", (attempt.started_s, record.time_s)))
+    return stages
+
+
+def _base_of(run: RunDir) -> RunDir | None:
+    """The run whose final model this one continues, if it was one of ours."""
+    inputs = run.inputs() if (run.path / "inputs.json").exists() else None
+    folder = Path(inputs.model).parent if inputs and inputs.model else None
+    return RunDir(folder) if folder and (folder / "job.yaml").is_file() else None
 
 
 def _active(events: list[dict[str, Any]]) -> list[Interval]:
@@ -96,7 +110,7 @@ def _active(events: list[dict[str, Any]]) -> list[Interval]:
         if event["event"] == "campaign_started":
             if start is not None and last is not None:
                 spans.append((start, last))
-            start = event["time_s"]
+            start = event["process_started_s"]
         last = event["time_s"]
         if event["event"] == "campaign_finished" and start is not None:
             spans.append((start, event["time_s"]))

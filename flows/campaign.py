@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import psutil
 from prefect.runtime import flow_run
 
 from flows.job import Job
@@ -104,6 +105,7 @@ def open_campaign(
             flow_run=str(flow_run.id or ""),
             root_flow_run=str(flow_run.root_flow_run_id or ""),
             pid=os.getpid(),
+            process_started_s=psutil.Process().create_time(),
             by_hand=by_hand,
             part_of_another=part_of_another,
         )
