@@ -48,7 +48,7 @@ def summarize(run: RunDir) -> Summary:
     """Collect the figures of a run."""
     rows = run.metrics()
     tenth = max(1, len(rows) // 10)
-    finished = run.events("campaign_finished")
+    marks = [e for e in run.events() if e["event"] in ("campaign_started", "campaign_finished")]
     active = _active(run.events())
     seconds: dict[str, float] = {}
     for name, (start, end) in _stages(run):
@@ -58,11 +58,11 @@ def summarize(run: RunDir) -> Summary:
         seconds["base model"] = _length([i for name, i in _stages(base) if name in _WORK])
     elapsed_s = _length(active)
     done = [*_stages(run), *(_stages(base) if base else [])]
-    working_s = _length([i for name, i in done if name in _WORK and i[0] >= min(active, default=(0, 0))[0]])
+    working_s = _length([part for name, i in done if name in _WORK for part in _within(i, active)])
     report = run.path / "report.html"
     return Summary(
         run=run.run_id,
-        outcome=finished[-1]["outcome"] if finished else "running",
+        outcome=marks[-1].get("outcome", "running") if marks else "new",
         steps=int(rows[-1]["step"]) if rows else 0,
         tokens=int(rows[-1]["tokens"]) if rows else 0,
         loss_start=_mean([r["loss"] for r in rows[:tenth]]),
@@ -118,6 +118,12 @@ def _active(events: list[dict[str, Any]]) -> list[Interval]:
     if start is not None and last is not None:
         spans.append((start, last))
     return spans
+
+
+def _within(interval: Interval, spans: list[Interval]) -> list[Interval]:
+    """The parts of an interval that lie in disjoint spans."""
+    cut = [(max(interval[0], start), min(interval[1], end)) for start, end in spans]
+    return [(start, end) for start, end in cut if start < end]
 
 
 def _length(intervals: list[Interval]) -> float:

@@ -1,9 +1,11 @@
 """A campaign: one job carried to its end in one run directory, by at most one flow at a time."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 from prefect.runtime import flow_run
@@ -15,10 +17,13 @@ from infra import storage
 from infra.errors import InputError
 from infra.home import home
 from infra.locks import exclusive
+from tasks.config import TrackingConfig
 from tasks.corpus import PreparedData
 from tasks.tracking import Tracking
 from training.exits import ExitReason
 from training.rundir import Inputs, RunDir
+
+_BASE_WAIT_S = 30 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,21 @@ class Campaign:
                 hint="restore the sources, or start a new run with --run-id NAME",
             )
 
-    def finish(self, outcome: str, why: str = "") -> None:
-        """Record how the campaign ended; this event, not what a server says, is what is believed."""
-        self.run.record_event("campaign_finished", outcome=outcome, why=why)
+    @property
+    def prepared(self) -> bool:
+        """Whether the run is bound to a starting model and a dataset that exists."""
+        inputs = self.run.inputs() if (self.run.path / "inputs.json").exists() else None
+        return inputs is not None and Path(inputs.dataset, "manifest.json").is_file()
+
+    def finish(self, outcome: str, why: str = "", *, permanent: bool = False) -> None:
+        """Record how the campaign ended; this event, not what a server says, is what is believed.
+
+        Args:
+            outcome: completed, stopped or failed.
+            why: in words.
+            permanent: whether going on without a change would fail again.
+        """
+        self.run.record_event("campaign_finished", outcome=outcome, why=why, permanent=permanent)
 
 
 def load_campaign(name: str) -> Campaign:
@@ -97,9 +114,10 @@ def open_campaign(
     """
     job = load_job(job_file, overrides)
     run = run_directory(job, wanted)
-    with exclusive(run.path / "campaign.lock", what=f"flow run {flow_run.id or 'none'}"):
-        if not run.job_file.exists():
-            storage.write_text(str(run.job_file), to_yaml(job))
+    # Two campaigns on one base job: the second waits for the first to finish it.
+    wait_s = _BASE_WAIT_S if part_of_another else 0
+    with exclusive(run.path / "campaign.lock", what=f"flow run {flow_run.id or 'none'}", wait_s=wait_s):
+        _keep_job(run, job)
         run.record_event(
             "campaign_started",
             flow_run=str(flow_run.id or ""),
@@ -112,5 +130,21 @@ def open_campaign(
         yield _campaign(job, run)
 
 
+def _keep_job(run: RunDir, job: Job) -> None:
+    """Save the resolved job; settings that do not shape the result may have changed since the last time."""
+    text = to_yaml(job)
+    if run.job_file.exists() and run.job_file.read_text() == text:
+        return
+    if run.job_file.exists():
+        run.record_event("job_changed")
+    storage.write_text(str(run.job_file), text)
+
+
 def _campaign(job: Job, run: RunDir) -> Campaign:
-    return Campaign(job, run, Tracking(run, job.tracking, home=home(), job_name=job.name))
+    return Campaign(job, run, _tracking(run, job.tracking, job.name))
+
+
+@functools.cache
+def _tracking(run: RunDir, config: TrackingConfig, job_name: str) -> Tracking:
+    """One mirror a run and process, so that all flows know of an outage."""
+    return Tracking(run, config, home=home(), job_name=job_name)

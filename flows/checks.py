@@ -40,8 +40,8 @@ def _sources(job: Job) -> list[Problem]:
             next(read_documents(smallest.hashed(), source), None)
         except StayerError as err:
             problems.append(Problem(job.name, key, err.message, err.hint))
-        except (OSError, PermissionError) as err:
-            problems.append(Problem(job.name, key, f"source {source.name} cannot be read: {err}"))
+        except Exception as err:  # whatever a file system or store says: permissions, credentials, a dead host
+            problems.append(Problem(job.name, key, f"source {source.name} cannot be read: {type(err).__name__}: {err}"))
     return problems
 
 
@@ -52,7 +52,11 @@ def _model(chain: list[Job]) -> list[Problem]:
         limits = _limits(chain)
         vocab_size = next((v for v in (_vocab_size(one) for one in reversed(chain)) if v is not None), 0)
         check_fit(limits, vocab_size=vocab_size, seq_len=job.packing.seq_len)
-    except StayerError as err:
+    except (StayerError, OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+        if not isinstance(err, StayerError):
+            err = InputError(
+                f"config.json or tokenizer.json is not what Hugging Face writes: {type(err).__name__}: {err}"
+            )
         where = "model.path" if origin.path else "model.architecture"
         return [Problem(job.name, where, err.message, err.hint)]
     return []

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from infra.errors import InputError, StayerError
+from infra.locks import LockHeldError
 
 app = typer.Typer(
     name="stayer",
@@ -184,7 +185,7 @@ def export(
     from tasks.models import write_export
 
     directory = find_run(run)
-    write_export(directory, step or newest_step(directory), target.resolve())
+    write_export(directory, newest_step(directory) if step is None else step, target.resolve())
     _OUT.print(f"exported to {target}")
 
 
@@ -223,8 +224,9 @@ def _carry_out(job: str, run_id: str, overrides: list[str], *, as_json: bool) ->
     from flows.runs import find_run
     from flows.tables import summary_table
 
-    directory = find_run(run_id)
-    summary = summarize(directory)
+    if isinstance(error, LockHeldError):
+        raise error
+    summary = summarize(find_run(run_id))
     if as_json or summary.outcome == "completed":
         _report(summary.model_dump(), summary_table(summary), as_json=as_json)
     if summary.outcome == "completed":
@@ -263,7 +265,8 @@ def _tell(err: Exception) -> int:
         traceback.print_exception(err)
     usage = getattr(err, "format_message", None)  # an error of the command line itself
     if usage is not None:
-        _ERR.print(f"error: {usage()}", markup=False)
+        if usage():  # empty when no command was given: the help was shown instead
+            _ERR.print(f"error: {usage()}", markup=False)
         return 2
     message = err.message if isinstance(err, StayerError) else f"{type(err).__name__}: {err}"
     _ERR.print(f"error: {message}", markup=False)

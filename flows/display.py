@@ -2,18 +2,22 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
+from flows.job import Job
 from flows.job_file import load_job
 from packing.manifest import load_manifest
 from tasks.stages import BOARD, Stage
 from training.length import plan_steps
+from training.metrics_log import MetricsFollower
 from training.rundir import RunDir
 
 _REFRESH_S = 0.5
@@ -46,6 +50,8 @@ class _Display:
         self._started_s = started_s
         self._told: dict[RunDir, int] = {}
         self._total_steps: dict[RunDir, int] = {}
+        self._metrics: dict[RunDir, tuple[MetricsFollower, deque[dict[str, Any]]]] = {}
+        self._jobs: dict[RunDir, Job] = {}
         self._stage_names: list[str] = []
         self._next_plain_s = 0.0
 
@@ -86,11 +92,12 @@ class _Display:
         return f"[bold]{stage.name}[/]"
 
     def _training(self, run: RunDir) -> str:
-        rows = run.metrics()
+        follower, recent = self._metrics.setdefault(run, (MetricsFollower(run.metrics_file), deque(maxlen=_RECENT)))
+        recent.extend(follower.new_rows())
         total = self._steps_of(run)
-        if not rows:
+        if not recent:
             return f"[bold]train[/] {run.run_id}: starting, {total} steps"
-        last, recent = rows[-1], rows[-_RECENT:]
+        last = recent[-1]
         step_s = sum(r["step_s"] for r in recent) / len(recent)
         speed = sum(r["tokens_per_s"] for r in recent) / len(recent)
         loss = sum(r["loss"] for r in recent) / len(recent)
@@ -101,11 +108,16 @@ class _Display:
         )
 
     def _deadline(self, run: RunDir, left: timedelta) -> str:
-        deadline = load_job(run.job_file).deadline
+        deadline = self._job_of(run).deadline
         if deadline is None:
             return ""
         late = datetime.now(deadline.tzinfo) + left - deadline
         return f" [red]({late} after the deadline)[/]" if late > timedelta(0) else " (in time)"
+
+    def _job_of(self, run: RunDir) -> Job:
+        if run not in self._jobs:
+            self._jobs[run] = load_job(run.job_file)
+        return self._jobs[run]
 
     def _steps_of(self, run: RunDir) -> int:
         if run not in self._total_steps:
@@ -142,10 +154,13 @@ def describe_event(event: dict[str, Any]) -> str:
         "checkpoint_damaged": "[red]checkpoint of step {step} is damaged: {problem}[/]",
         "evaluated": f"step {{step}}: perplexity {scores}",
         "evaluation_failed": "[yellow]evaluation of step {step} failed: {error}[/]",
+        "publish_failed": "[yellow]publishing failed ({error}); it is tried again[/]",
+        "job_changed": "settings of the job have changed since the last time",
         "stop_requested": "stopping: waiting for the last checkpoint",
         "tracking_failed": "[yellow]tracking is behind ({error}); nothing is lost, it is delivered later[/]",
         "tracking_recovered": "tracking caught up",
     }
     if event["event"] == "decision" and event["action"] == "restart":
-        return f"[yellow]{event['why']}; starting again[/]"
-    return words.get(event["event"], "").format_map(event)
+        return f"[yellow]{escape(event['why'])}; starting again[/]"
+    plain = {key: escape(value) if isinstance(value, str) else value for key, value in event.items()}
+    return words.get(event["event"], "").format_map(plain)

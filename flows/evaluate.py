@@ -21,11 +21,13 @@ def evaluate_checkpoint(run: str, step: int | None = None) -> dict[str, float]:
         Perplexity by role (domain, general) and by source.
     """
     campaign = load_campaign(run)
-    if step is None:
-        steps = [c.step for c in list_checkpoints(campaign.run)]
-        if not steps:
-            raise InputError(f"run {campaign.run.run_id} has no checkpoint yet", hint="--step 0 is the starting model")
-        step = steps[-1]
+    steps = [c.step for c in list_checkpoints(campaign.run)]
+    if step is None and not steps:
+        raise InputError(f"run {campaign.run.run_id} has no checkpoint yet", hint="step 0 is the starting model")
+    step = steps[-1] if step is None else step
+    if step not in (0, *steps):
+        known = ", ".join(map(str, steps))
+        raise InputError(f"run {campaign.run.run_id} has no checkpoint of step {step}", hint=f"steps: 0, {known}")
     with stage("evaluate", campaign.run):
         scores = evaluate(str(campaign.run.path), step)
     campaign.tracking.sync()

@@ -35,7 +35,7 @@ class Job(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True)
     tracking: TrackingConfig = TrackingConfig()
     """Where it reports."""
     deadline: AwareDatetime | None = None
-    """When the model is due, with time zone; the progress line and the report say whether it will be met."""
+    """When the model is due, with time zone; the progress line says whether it will be met."""
 
     @model_validator(mode="after")
     def _something_to_train_on(self) -> Self:

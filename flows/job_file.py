@@ -101,13 +101,15 @@ def result_hash(job: Job) -> str:
 
     A base job enters with its content, so that changing it changes every job built on it.
     """
-    shape: dict[str, Any] = job.model_dump(mode="json", include={"model", "data", "packing", "training"})
-    for key in _ROUNDING_ONLY:
-        shape["training"].pop(key)
-    base = base_of(job)
-    if base is not None:
-        shape["model"]["base_job"] = result_hash(base)
-    return storage.fingerprint(shape)
+    found = ""
+    for one in lineage(job):
+        shape: dict[str, Any] = one.model_dump(mode="json", include={"model", "data", "packing", "training"})
+        for key in _ROUNDING_ONLY:
+            shape["training"].pop(key)
+        if found:
+            shape["model"]["base_job"] = found
+        found = storage.fingerprint(shape)
+    return found
 
 
 def run_id(job: Job) -> str:
@@ -127,9 +129,9 @@ def _apply_override(sourced: SourcedData, override: str) -> list[Problem]:
         return [Problem(place, "", "an override reads KEY=VALUE, such as training.learning_rate=1e-5")]
     try:
         value = parse_scalar(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return [Problem(place, key, f"{text!r} is not valid YAML")]
-    path: tuple[Any, ...] = tuple(int(p) if p.isdigit() else p for p in key.split("."))
+    path: tuple[Any, ...] = tuple(int(p) if p.isdecimal() else p for p in key.split("."))
     target: Any = sourced.data
     for depth, part in enumerate(path):
         if not (isinstance(target, dict) or (isinstance(target, list) and part in range(len(target)))):
@@ -184,8 +186,8 @@ def _resolve_paths(data: dict[Any, Any], folder: Path) -> None:
 
 def _is_path(value: str, folder: Path) -> bool:
     """A model may be a folder or a hub name such as Qwen/Qwen3-8B: it is a folder if it looks or proves like one."""
-    return value.startswith((".", "/", "~")) or (folder / value).exists()
+    return value.startswith((".", "/", "~")) or os.path.exists(folder / value)  # noqa: PTH110
 
 
 def _absolute(value: str, folder: Path) -> str:
-    return value if "://" in value else str(Path(os.path.normpath(folder / Path(value).expanduser())))
+    return value if "://" in value else os.path.normpath(folder / os.path.expanduser(value))  # noqa: PTH111

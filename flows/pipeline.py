@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -15,11 +16,16 @@ from flows.checkpoint import publish_checkpoints
 from flows.evaluate import evaluate_checkpoint
 from flows.naming import name_of_run
 from flows.prepare import prepare_data
-from flows.train import StoppedError, train
+from flows.train import GivenUpError, train
+from infra.errors import InputError
 from tasks.checkpoints import newest_step, unpublished
 from tasks.models import export_final, fetch_model, report
 from tasks.stages import stage
+from tasks.stop import StoppedError
+from tasks.tracking import register
+from training.rundir import RunDir
 
+_OTHER_PUBLISHER_S = 6 * 3600
 # The campaign's heartbeat speaks for its sub-flows too; ending one of their own costs each of them a second.
 _ONE_HEARTBEAT = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
 
@@ -44,7 +50,7 @@ def continued_training(
     with open_campaign(job, overrides=overrides or [], wanted=run_id, by_hand=by_hand) as campaign:
         try:
             with _ending(campaign), temporary_settings(_ONE_HEARTBEAT):
-                _carry_out(campaign, by_hand)
+                _carry_out(campaign, job, by_hand)
         except StoppedError as stopped:
             return Cancelled(message=stopped.message)
         return campaign.run.run_id
@@ -59,28 +65,36 @@ def base_model(job: str, by_hand: bool = True) -> str:
     """
     with open_campaign(job, by_hand=by_hand, part_of_another=True) as campaign:
         with _ending(campaign):
-            _carry_out(campaign, by_hand)
+            _carry_out(campaign, job, by_hand)
         return str(campaign.run.model)
 
 
-def _carry_out(campaign: Campaign, by_hand: bool) -> None:
+def _carry_out(campaign: Campaign, job: str, by_hand: bool) -> None:
     """Every stage in order; each recognises what is already done."""
     run = campaign.run
-    model = _starting_model(campaign, by_hand)
-    campaign.record_inputs(prepare_data(str(run.job_file), run=run.run_id), model)
+    # A resume goes on with what the run is bound to: it needs neither the sources nor the base job again.
+    if not (campaign.prepared and Path(job).resolve() == run.job_file.resolve()):
+        model = _starting_model(campaign, by_hand)
+        campaign.record_inputs(prepare_data(str(run.job_file), run=run.run_id), model)
     campaign.tracking.sync()
-    if model is not None and known_scores(run, 0) is None:
-        evaluate_checkpoint(run.run_id, 0)
+    if run.inputs().model is not None:
+        _score(run, 0)
     if not campaign.trained:
         train(run.run_id)
     if unpublished(run):
-        publish_checkpoints(run.run_id)
-    if known_scores(run, newest_step(run)) is None:
-        evaluate_checkpoint(run.run_id, newest_step(run))
+        publish_checkpoints(run.run_id, wait_s=_OTHER_PUBLISHER_S)
+    _score(run, newest_step(run))
     with stage("export", run):
         export_final(str(run.path))
+    with stage("register", run):
+        register(campaign.tracking)
     with stage("report", run):
         report(str(run.path))
+
+
+def _score(run: RunDir, step: int) -> None:
+    if known_scores(run, step) is None:
+        evaluate_checkpoint(run.run_id, step)
 
 
 def _starting_model(campaign: Campaign, by_hand: bool) -> str | None:
@@ -93,15 +107,15 @@ def _starting_model(campaign: Campaign, by_hand: bool) -> str | None:
 @contextlib.contextmanager
 def _ending(campaign: Campaign) -> Iterator[None]:
     """Record how the campaign ends, whatever way it takes, and let the tracker know."""
-    outcome, why = "completed", ""
+    outcome, why, permanent = "completed", "", False
     try:
         yield
     except (StoppedError, KeyboardInterrupt, TerminationSignal) as err:
         outcome, why = "stopped", str(err) or "stopped by a signal"
         raise
     except BaseException as err:
-        outcome, why = "failed", str(err)
+        outcome, why, permanent = "failed", str(err), isinstance(err, InputError | GivenUpError)
         raise
     finally:
-        campaign.finish(outcome, why)
+        campaign.finish(outcome, why, permanent=permanent)
         campaign.tracking.sync(force=True)

@@ -16,6 +16,7 @@ from infra.locks import exclusive
 from packing.prepare import PreparationPlan, finished
 from tasks import corpus
 from tasks.corpus import PreparedData
+from tasks.models import fetch_model
 from tasks.stages import stage
 from training.config import TokenizerConfig
 from training.rundir import RunDir
@@ -63,10 +64,10 @@ def find_tokenizer(job: Job) -> str:
     if isinstance(choice, TokenizerConfig):
         return corpus.make_tokenizer(job.data, vocab_size=choice.vocab_size, root=str(home() / "tokenizers"))
     if choice is not None:
-        return choice
+        return fetch_model(choice)
     base = base_of(job)
     if base is not None:
         return find_tokenizer(base)
     if job.model.path is None:  # ModelConfig asks for a tokenizer whenever there is no model to take it from
         raise InputError("the job names no tokenizer", hint="set model.tokenizer")
-    return job.model.path
+    return fetch_model(job.model.path)

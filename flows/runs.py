@@ -20,7 +20,9 @@ def run_directory(job: Job, wanted: str | None = None) -> RunDir:
         raise InputError(f"run id {name!r} is not a plain name", hint="letters, digits, dots, dashes, underscores")
     run = RunDir(home() / "runs" / name)
     if not run.job_file.exists():
-        strangers = [f.name for f in run.path.iterdir() if f.suffix != ".lock"] if run.path.exists() else []
+        strangers = (
+            [f.name for f in run.path.iterdir() if f.suffix not in (".lock", ".tmp")] if run.path.exists() else []
+        )
         if strangers:
             raise InputError(f"{run.path} exists and is not a run directory", hint="choose another --run-id")
         return run
@@ -45,8 +47,13 @@ def find_run(name: str) -> RunDir:
     Raises:
         InputError: there is no such run.
     """
-    for candidate in (home() / "runs" / name, Path(name)):
-        if (candidate / "job.yaml").is_file():
-            return RunDir(candidate.resolve())
+    runs = home() / "runs"
+    for candidate in (runs / name, Path(name).resolve()):
+        if not (candidate / "job.yaml").is_file():
+            continue
+        if candidate.parent.resolve() != runs.resolve():
+            elsewhere = candidate.parent.parent
+            raise InputError(f"{candidate} is no run of {home()}", hint=f"stayer --home {elsewhere} … {candidate.name}")
+        return RunDir(candidate)
     known = ", ".join(run.run_id for run in all_runs())
     raise InputError(f"there is no run {name!r} in {home() / 'runs'}", hint=f"runs: {known or 'none yet'}")

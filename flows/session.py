@@ -85,18 +85,19 @@ def _deliver_logs() -> None:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[None]:
-    """Make the first Ctrl-C a polite stop of training and the second one an immediate end."""
-    from tasks.launching import STOP
+    """Make the first Ctrl-C (or SIGTERM) a polite stop of training and the second one an immediate end."""
+    from tasks.stop import STOP
 
     def on_interrupt(signum: int, frame: FrameType | None) -> None:
-        if STOP.watching and not STOP.is_set():
+        if STOP.is_heard and not STOP.is_set():
             STOP.set()
             sys.stderr.write("\nstopping after this step; again to kill the training at once\n")
         else:
             raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGINT, on_interrupt)
+    previous = {number: signal.signal(number, on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -48,21 +48,19 @@ def parse(text: str, *, name: str) -> tuple[SourcedData, list[Problem]]:
     Returns:
         The data with places, and problems of the text itself: bad syntax, a key given twice.
     """
-    loader = _Loader(text)
+    sourced = SourcedData(None, fallback=name)
+    problems: list[Problem] = []
     try:
-        node = loader.get_single_node()
+        node = yaml.compose(text, Loader=_Loader)
+        if node is not None:
+            _walk(node, (), name, sourced.places, problems)
+        sourced.data = {} if node is None else parse_scalar(text)
     except yaml.YAMLError as err:
         mark = getattr(err, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
-        return SourcedData(None, fallback=name), [Problem(place, "", f"not valid YAML: {getattr(err, 'problem', err)}")]
-    finally:
-        loader.dispose()
-    if node is None:
-        return SourcedData({}, fallback=name), []
-    sourced = SourcedData(None, fallback=name)
-    problems: list[Problem] = []
-    _walk(node, (), name, sourced.places, problems)
-    sourced.data = parse_scalar(text)
+        problems = [Problem(place, "", f"not valid YAML: {getattr(err, 'problem', None) or err}")]
+    except (ValueError, RecursionError) as err:  # a date or a number that cannot be; an anchor inside itself
+        problems = [Problem(name, "", f"not valid YAML: {err}")]
     return sourced, problems
 
 

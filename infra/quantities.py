@@ -38,8 +38,9 @@ def parse_count(value: object) -> int:
     if isinstance(value, bool):
         raise ValueError("expected a whole number, not true or false")
     if isinstance(value, int):
-        return value
-    exact = _finite(value) if isinstance(value, float) else _suffixed(value)
+        exact: Decimal | None = Decimal(value)
+    else:
+        exact = _finite(value) if isinstance(value, float) else _suffixed(value)
     if exact is None:
         raise ValueError("expected a whole number such as 384, 1e5, 100B (10^9) or 8Ki (2^10)")
     if abs(exact) > _LARGEST:

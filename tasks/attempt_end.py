@@ -20,7 +20,8 @@ def settle(run: RunDir, attempt: AttemptRecord, *, found: str) -> ExitRecord:
     """
     record = run.exit_record(attempt.number)
     if record is None:
-        record = _from_peers(run, attempt) or _unknown(run, attempt, found)
+        # A rank that lost another one knows the step, not the cause.
+        record = next(iter(run.peer_exit_records(attempt.number)), None) or _unknown(run, attempt, found)
         killed = _ended_by_signal(run, attempt)
         if killed is not None:
             rank, name = killed
@@ -29,12 +30,6 @@ def settle(run: RunDir, attempt: AttemptRecord, *, found: str) -> ExitRecord:
             )
         storage.write_json(str(run.attempt(attempt.number) / "exit.json"), record.model_dump(mode="json"))
     return record
-
-
-def _from_peers(run: RunDir, attempt: AttemptRecord) -> ExitRecord | None:
-    """The word of a rank that lost another one: it knows the step, not the cause."""
-    files = sorted(run.attempt(attempt.number).glob("exit-rank*.json"))
-    return ExitRecord.model_validate(storage.read_json(str(files[0]))) if files else None
 
 
 def _ended_by_signal(run: RunDir, attempt: AttemptRecord) -> tuple[int, str] | None:

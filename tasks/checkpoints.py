@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from infra import storage
 from training.checkpoint_manifest import (
@@ -24,11 +25,19 @@ def newest_step(run: RunDir) -> int:
 
 def unpublished(run: RunDir) -> list[CheckpointManifest]:
     """Committed checkpoints that were neither published nor found damaged, oldest first."""
-    settled = {e["step"] for kind in ("checkpoint_published", "checkpoint_damaged") for e in run.events(kind)}
-    return [c for c in list_checkpoints(run) if c.step not in settled]
+    kinds = ("checkpoint_published", "checkpoint_damaged")
+    settled = {(e["step"], e["token"]) for kind in kinds for e in run.events(kind)}
+    # After a rollback a step is committed anew, by a later attempt: that is another checkpoint.
+    return [c for c in list_checkpoints(run) if (c.step, c.token) not in settled]
 
 
-@task(name="publish-checkpoint", task_run_name="publish-step-{step}", retries=3, retry_delay_seconds=[5, 30, 120])
+@task(
+    name="publish-checkpoint",
+    task_run_name="publish-step-{step}",
+    retries=2,
+    retry_delay_seconds=5,
+    cache_policy=NO_CACHE,
+)
 def publish(run_dir: str, step: int, store: str | None) -> bool:
     """Verify a committed checkpoint and copy it to the store, its manifest last.
 
@@ -38,17 +47,20 @@ def publish(run_dir: str, step: int, store: str | None) -> bool:
     run = RunDir(Path(run_dir))
     folder = run.checkpoint(step)
     try:
-        verify(folder, read_manifest(folder))
+        manifest = read_manifest(folder)
+    except DamagedCheckpointError:
+        return False  # retention was faster: a newer one has taken its place
+    try:
+        verify(folder, manifest)
     except DamagedCheckpointError as err:
-        if not folder.exists():
-            return False  # retention was faster: a newer one has taken its place
-        run.record_event("checkpoint_damaged", step=step, problem=err.message)
+        if (folder / MANIFEST).exists():
+            run.record_event("checkpoint_damaged", step=step, token=manifest.token, problem=err.message)
         return False
     url = str(folder)
     if store is not None:
         url = storage.join(store, run.run_id, folder.name)
         _copy(folder, url)
-    run.record_event("checkpoint_published", step=step, url=url)
+    run.record_event("checkpoint_published", step=step, token=manifest.token, url=url)
     return True
 
 
@@ -57,7 +69,4 @@ def _copy(folder: Path, url: str) -> None:
     fs.makedirs(target, exist_ok=True)
     names = sorted(f.name for f in folder.iterdir())
     for name in [*(n for n in names if n != MANIFEST), MANIFEST]:
-        remote = f"{target}/{name}"
-        if name != MANIFEST and fs.exists(remote) and fs.size(remote) == (folder / name).stat().st_size:
-            continue  # an earlier try brought it over
-        fs.put_file(str(folder / name), remote)
+        fs.put_file(str(folder / name), f"{target}/{name}")

@@ -20,6 +20,8 @@ class RecoveryConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docst
     """An attempt hangs when no step ends within this many median step times ..."""
     hang_floor_s: PositiveNumber = 180
     """... and within this many seconds."""
+    start_limit_s: PositiveNumber = 3600
+    """An attempt that starts, loads or saves hangs when it shows nothing new for this many seconds."""
     max_resumes: Count = 5
     """Resumes that the failure automation may start for one run; `stayer resume` by hand is not counted."""
 

@@ -6,14 +6,18 @@ import sys
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from eval.identity import known_scores
 from infra import storage
 from infra.errors import StayerError
+from tasks.stop import STOP, StoppedError
 from training.rundir import RunDir
 
+_POLL_S = 0.2
 
-@task(name="evaluate", task_run_name="evaluate-step-{step}", retries=1, retry_delay_seconds=5)
+
+@task(name="evaluate", task_run_name="evaluate-step-{step}", cache_policy=NO_CACHE)
 def evaluate(run_dir: str, step: int) -> dict[str, float]:
     """Score one checkpoint (step 0: the starting model) on the held-out documents, or find it scored.
 
@@ -32,9 +36,23 @@ def evaluate(run_dir: str, step: int) -> dict[str, float]:
     with log_file.open("wb") as log:
         command = [sys.executable, "-m", "eval.worker", str(run.path), str(step)]
         env = {**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1"}
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=env, check=False).returncode
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+        code = _wait(process)
     if code != 0:
         last = log_file.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
         raise StayerError(f"evaluation of step {step} failed (exit code {code}): {last[0]}", hint=f"see {log_file}")
     scores: dict[str, float] = storage.read_json(str(run.evaluation(step)))["perplexity"]
     return scores
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Exit code of the evaluator, which a stop request or a signal to this process ends."""
+    try:
+        while (code := process.poll()) is None:
+            if STOP.wait(_POLL_S):
+                raise StoppedError("the evaluation was stopped on request")
+        return code
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

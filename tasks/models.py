@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from eval.report import write_report
 from infra.errors import InputError, StayerError
@@ -32,7 +33,7 @@ def fetch_model(path: str) -> str:
         ) from err
 
 
-@task(name="export-model", retries=1, retry_delay_seconds=5)
+@task(name="export-model", cache_policy=NO_CACHE)
 def export_final(run_dir: str) -> str:
     """Write the run's last checkpoint as a Hugging Face folder, or find it written; returns the folder."""
     run = RunDir(Path(run_dir))
@@ -55,7 +56,7 @@ def write_export(run: RunDir, step: int, target: Path) -> None:
         raise kind(f"step {step} of run {run.run_id} could not be exported: {words[-1]}")
 
 
-@task(name="write-report")
+@task(name="write-report", cache_policy=NO_CACHE)
 def report(run_dir: str) -> str:
     """Write the run's HTML report; returns its path."""
     return str(write_report(RunDir(Path(run_dir))))

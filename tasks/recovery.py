@@ -24,6 +24,8 @@ class Decision(BaseModel, frozen=True):
     action: Action
     why: str
     wait_s: float = 0.0
+    on_request: bool = False
+    """Whether somebody asked for the stop."""
 
 
 _PERMANENT = {
@@ -46,7 +48,7 @@ def decide(run: RunDir, config: RecoveryConfig) -> Decision:
     if last.reason is ExitReason.COMPLETED:
         return Decision(action=Action.FINISH, why="all steps are done")
     if last.reason is ExitReason.PREEMPTED:
-        return Decision(action=Action.STOP, why=f"stopped on request after step {last.step}")
+        return Decision(action=Action.STOP, why=f"stopped on request after step {last.step}", on_request=True)
     told = f"attempt {len(ends)} ended at step {last.step}: {last.reason}" + (
         f", {last.message}" if last.message else ""
     )

@@ -5,6 +5,7 @@ tracking server agree with them. It may be called at any time, any number of tim
 what the server missed while it was down is delivered at the next call, each metric point exactly once.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -20,19 +21,30 @@ os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
 
 import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
+from mlflow.exceptions import MlflowException
+from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from infra import storage
 from infra.locks import LockHeldError, exclusive
 from packing.manifest import load_manifest
 from tasks.config import TrackingConfig
-from tasks.tracking_items import as_params, flatten, step_metrics
+from tasks.tracking_items import as_params, flatten, redact, step_metrics
+from training.metrics_log import MetricsFollower
 from training.rundir import RunDir
 
 _BATCH = 1000  # MLflow's limit of metric points a request
 _RETRY_AFTER_S = 30.0
+_OTHER_SYNC_S = 60.0
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # the page for training, not for agents
 _STATUS = {"running": "RUNNING", "completed": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+@task(name="register-model", cache_policy=NO_CACHE)
+def register(tracking: "Tracking") -> bool:
+    """Register the final model with everything that is known of it; whether the tracker has it now."""
+    return tracking.sync(force=True)
 
 
 class Tracking:
@@ -49,6 +61,8 @@ class Tracking:
         self._home = home
         self._job_name = job_name
         self.uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home}/mlflow.db"
+        self._metrics = MetricsFollower(run.metrics_file)
+        self._unsent: list[dict[str, Any]] = []
         self._state: dict[str, Any] = {}
         self._silent_until_s = 0.0
         self._failing = False
@@ -65,20 +79,25 @@ class Tracking:
         if not force and time.monotonic() < self._silent_until_s:
             return False
         try:
-            with exclusive(self._run.path / "tracking.lock", what="tracking"):
+            wait_s = _OTHER_SYNC_S if force else 0
+            with exclusive(self._run.path / "tracking.lock", what="tracking", wait_s=wait_s):
                 self._sync()
         except LockHeldError:
             return False  # another flow of this run is at it
         except Exception as err:
             self._silent_until_s = time.monotonic() + _RETRY_AFTER_S
             if not self._failing:
-                self._run.record_event("tracking_failed", uri=self.uri, error=f"{type(err).__name__}: {err}"[:500])
+                self._tell("tracking_failed", error=redact(f"{type(err).__name__}: {err}")[:500])
             self._failing = True
             return False
         if self._failing:
-            self._run.record_event("tracking_recovered", uri=self.uri)
+            self._tell("tracking_recovered")
         self._failing = False
         return True
+
+    def _tell(self, event: str, **fields: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk is not the tracker's to report
+            self._run.record_event(event, uri=redact(self.uri), **fields)
 
     def _sync(self) -> None:
         client = mlflow.MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
@@ -100,7 +119,8 @@ class Tracking:
         """What this run has already sent to this server (`tracking.json`)."""
         file = self._run.path / "tracking.json"
         state: dict[str, Any] = storage.read_json(str(file)) if file.exists() else {}
-        return state if state.get("uri") == self.uri else {"uri": self.uri, "done": {}, "shipped_step": 0}
+        place = redact(self.uri)
+        return state if state.get("uri") == place else {"uri": place, "done": {}, "shipped_step": 0}
 
     def _save(self) -> None:
         storage.write_json(str(self._run.path / "tracking.json"), self._state)
@@ -126,9 +146,10 @@ class Tracking:
         """The one MLflow run of this training, whatever the number of attempts."""
         known = self._state["done"].get("parent")
         if known is not None:
-            if client.get_run(known).info.lifecycle_stage == "active":
+            if _is_there(client, known):
                 return str(known)
-            self._state = {"uri": self.uri, "done": {}, "shipped_step": 0, "deleted_run": known}  # somebody deleted it
+            self._state = {"uri": redact(self.uri), "done": {}, "shipped_step": 0, "deleted_run": known}
+            self._metrics = MetricsFollower(self._run.metrics_file)
         tags = {"stayer.run": self._run.run_id}
         if "deleted_run" in self._state:
             tags["stayer.replaces"] = self._state["deleted_run"]
@@ -155,7 +176,7 @@ class Tracking:
         missing = [Param(k, v) for k, v in params.items() if k not in logged]
         for start in range(0, len(missing), 100):
             client.log_batch(parent, params=missing[start : start + 100])
-        client.log_artifact(parent, str(self._run.job_file))
+        client.log_text(parent, redact(self._run.job_file.read_text()), "job.yaml")
 
     def _log_dataset(self, client: mlflow.MlflowClient, parent: str) -> str:
         inputs = self._run.inputs()
@@ -190,7 +211,9 @@ class Tracking:
 
         The point's time is the row's, so a batch that was sent but not noted is recognised by the server.
         """
-        rows = [row for row in self._run.metrics() if row["step"] > self._state["shipped_step"]]
+        self._unsent += self._metrics.new_rows()
+        latest = {int(row["step"]): row for row in self._unsent if row["step"] > self._state["shipped_step"]}
+        rows = [latest[step] for step in sorted(latest)]
         batch: list[Metric] = []
         for index, row in enumerate(rows):
             time_ms, step = int(row["time_s"] * 1000), int(row["step"])
@@ -202,6 +225,7 @@ class Tracking:
                 batch = []
                 self._state["shipped_step"] = step
                 self._save()
+        self._unsent = []
 
     def _attempts(self, client: mlflow.MlflowClient, parent: str) -> None:
         for attempt in self._run.attempts():
@@ -284,3 +308,13 @@ class Tracking:
             return self._run.model.as_uri()
         client.log_artifacts(parent, str(self._run.model), "model")
         return f"{client.get_run(parent).info.artifact_uri}/model"
+
+
+def _is_there(client: mlflow.MlflowClient, run_id: str) -> bool:
+    """Whether an MLflow run exists and nobody has deleted it, or the whole store with it."""
+    try:
+        return bool(client.get_run(run_id).info.lifecycle_stage == "active")
+    except MlflowException as err:
+        if err.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise

@@ -9,6 +9,11 @@ _MARK = "… (shortened)"
 _NOT_METRICS = {"step", "attempt", "time_s"}
 
 
+def redact(text: str) -> str:
+    """Text without the user names and passwords of URLs in it."""
+    return re.sub(r"://[^/@\s]+@", "://***@", text)
+
+
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     """Nested sections as dotted keys; lists of plain values stay whole."""
     if isinstance(value, dict) and value:
@@ -29,7 +34,7 @@ def as_params(values: dict[str, Any]) -> dict[str, str]:
     params = {}
     for key, value in values.items():
         name = re.sub(r"[^\w\-. /]", "_", key, flags=re.ASCII)[:_MAX_KEY] or "_"
-        text = "" if value is None else str(value)
+        text = "" if value is None else redact(str(value))
         params[name] = text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - len(_MARK)] + _MARK
     return params
 

@@ -4,6 +4,7 @@ The launcher gives STAYER_ATTEMPT (a mark that every process of the attempt carr
 also the lease token). Everything else is read from the run directory; why the attempt ended is written there.
 """
 
+import faulthandler
 import logging
 import math
 import os
@@ -221,6 +222,7 @@ def main() -> int:
             "STAYER_ATTEMPT_NUMBER in the environment",
             hint="stayer run JOB",
         )
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever finds the attempt hanging asks for stacks
     run, rank = RunDir(Path(sys.argv[1]).resolve()), int(os.environ["RANK"])
     number = int(os.environ["STAYER_ATTEMPT_NUMBER"])
     mark = os.environ.get("STAYER_ATTEMPT", f"attempt-{number}")

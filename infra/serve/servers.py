@@ -103,6 +103,7 @@ def worker_service(home: Path, api_url: str, pool: str) -> Service:
         return {
             "PREFECT_API_URL": api_url,
             "PREFECT_HOME": str(home / "prefect"),
+            "PREFECT_CLIENT_MAX_RETRIES": "8",  # waits of 2, 4, … 256 s: the server may be away for minutes
             "PREFECT_WORKER_QUERY_SECONDS": "1",  # by default a run waits up to 10 s for its start
             "PREFECT_WORKER_WEBSERVER_HOST": HOST,
             "PREFECT_WORKER_WEBSERVER_PORT": str(port),
