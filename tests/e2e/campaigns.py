@@ -36,7 +36,7 @@ DOCUMENTATION = {"name": "documentation", "uri": "${python:purelib}/p*.dist-info
 SOURCE_CODE = {"name": "python-source", "uri": ["${python:stdlib}/asyncio/*.py", "${python:stdlib}/email/*.py"]}
 COMMON = {
     "packing": {"seq_len": 128},
-    "checkpoint": {"interval_steps": 20},
+    "checkpoint": {"interval_steps": 30},
     "cluster": {"processes_per_node": 2, "stop_budget_s": 60},
     "recovery": {"backoff_s": 0},
 }
@@ -73,12 +73,12 @@ class Stayer:
     home: Path
     env: dict[str, str] = field(default_factory=dict)
 
-    def write_jobs(self, **training: Any) -> Path:
-        """Write the small job and its base; `training` keys change the small job."""
+    def write_jobs(self, **changes: dict[str, Any]) -> Path:
+        """Write the small job and its base; `section={key: value}` changes the small job."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "small-base.yaml").write_text(yaml.safe_dump(BASE_JOB))
         file = self.home / "small.yaml"
-        file.write_text(yaml.safe_dump({**JOB, "training": {**JOB["training"], **training}}))
+        file.write_text(yaml.safe_dump({**JOB, **{name: {**JOB[name], **keys} for name, keys in changes.items()}}))
         return file
 
     def environment(self) -> dict[str, str]:

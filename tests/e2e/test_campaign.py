@@ -23,7 +23,7 @@ def test_the_model_learns_the_domain_and_the_report_shows_what_it_forgets(undist
     assert summary["steps"] == 60
     assert summary["loss_end"] < summary["loss_start"] - 0.3
     scores = {int(step): by for step, by in summary["perplexity"].items()}
-    assert sorted(scores) == [0, 20, 40, 60]
+    assert sorted(scores) == [0, 30, 60]
     assert scores[60]["domain"] < 0.8 * scores[0]["domain"]
     assert scores[60]["general"] != scores[0]["general"]
     report = (undisturbed.run_of("small").path / "report.html").read_text()
@@ -35,7 +35,7 @@ def test_the_screen_is_ours(undisturbed):
     done = undisturbed.first_output
     for foreign in ("Traceback", "WARNING", "INFO", "prefect.", "Warning:", "alembic"):
         assert foreign not in done.stderr + done.stdout
-    assert "checkpoint of step 20 committed" in done.stderr
+    assert "checkpoint of step 30 committed" in done.stderr
     assert "domain perplexity" in done.stdout
 
 
@@ -52,7 +52,7 @@ def test_everything_is_in_the_tracker_once(undisturbed):
     client = mlflow.MlflowClient(f"sqlite:///{undisturbed.home}/.stayer/mlflow.db")
     experiment = client.get_experiment_by_name("small").experiment_id
     found = {r.info.run_name: r for r in client.search_runs([experiment])}
-    evaluations = [f"evaluation-step-{step:08d}" for step in (0, 20, 40, 60)]
+    evaluations = [f"evaluation-step-{step:08d}" for step in (0, 30, 60)]
     assert sorted(found) == sorted([run.run_id, "prepare", "attempt-0001", *evaluations])
     parent = found[run.run_id]
     assert {r.data.tags["mlflow.parentRunId"] for name, r in found.items() if name != run.run_id} == {
@@ -81,14 +81,14 @@ def test_a_second_run_of_the_job_does_nothing_twice(undisturbed):
 def test_a_killed_rank_costs_nothing_but_time(undisturbed, prepared):
     stayer = prepared("killed")
     process = stayer.start("run", str(stayer.home / "small.yaml"))
-    run = until(reached(stayer, "small", 27), process=process)
+    run = until(reached(stayer, "small", 37), process=process)
     os.kill(rank_pid(run, 1), signal.SIGKILL)
     done = finish(process)
     assert done.returncode == 0, done.stderr
     first, second = run.exit_record(1), run.exit_record(2)
     assert (first.reason, first.message) == ("killed", "rank 1 was ended by SIGKILL")
     assert second.reason == "completed"
-    assert [e["step"] for e in run.events("resumed")] == [20]
+    assert [e["step"] for e in run.events("resumed")] == [30]
     reference = undisturbed.run_of("small")
     assert losses(run) == losses(reference)
     assert weights(run) == weights(reference)

@@ -12,7 +12,8 @@ from campaigns import no_processes_left, reached, services, until
 def deployed(prepared):
     """A home with the services up and everything deployed; yields it with the two addresses."""
     stayer = prepared("deployed")
-    stayer.write_jobs(total_tokens=400 * 1024)  # long enough to lose its flow in the middle
+    # Long enough to lose its flow in the middle.
+    stayer.write_jobs(training={"total_tokens": 400 * 1024}, checkpoint={"interval_steps": 200})
     with services(stayer) as (prefect_url, mlflow_url):
         stayer.env["PREFECT_API_URL"] = f"{prefect_url}/api"
         stayer.deployed = stayer.json("deploy")
