@@ -139,3 +139,47 @@ def test_a_changed_base_job_changes_every_job_built_on_it(tmp_path):
 def test_exactly_one_origin_of_the_model(tmp_path):
     (told,) = problems_of(write(tmp_path), "model.base_job=other.yaml")
     assert "exactly one of path, base_job and architecture is needed, found path and base_job" in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: !!python/object:os.system x\n",
+        "? {a: 1}\n: b\n",
+        "a: &a [*a]\n",
+        "deadline: 2025-13-45\n",
+        "name: \x07\n",
+        "- a\n- b\n",
+        "just text\n",
+        "name: [unclosed\n",
+        "seed: " + "9" * 5000 + "\n",
+    ],
+)
+def test_odd_yaml_is_a_problem_and_never_a_traceback(tmp_path, text):
+    assert problems_of(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.²=1",
+        "deadline=2025-13-45",
+        "data.sources.7.uri=x",
+        "data.sources=3",
+        "training=[1]",
+        "=1",
+        "model=null",
+    ],
+)
+def test_odd_overrides_are_problems(tmp_path, override):
+    assert problems_of(write(tmp_path), override)
+
+
+def test_a_number_too_large_to_be_meant_is_refused(tmp_path):
+    assert "at most 10^18" in problems_of(write(tmp_path), f"training.total_tokens={'9' * 30}")[0]
+
+
+def test_a_job_that_builds_on_itself_is_refused(tmp_path):
+    job = load_job(write(tmp_path, JOB.replace("path: some-model", "base_job: job.yaml")))
+    with pytest.raises(InputError, match="builds on itself"):
+        run_id(job)

@@ -1,4 +1,4 @@
-from tasks.tracking_items import as_params, flatten, step_metrics
+from tasks.tracking_items import as_params, flatten, redact, step_metrics
 
 
 def test_sections_become_dotted_keys_and_plain_lists_stay_whole():
@@ -18,3 +18,11 @@ def test_names_and_values_become_what_the_tracker_takes():
 def test_only_numbers_of_a_step_are_metrics():
     row = {"step": 3, "attempt": 1, "time_s": 9.0, "loss": 2.5, "mfu": None, "tokens": 64}
     assert step_metrics(row) == {"loss": 2.5, "tokens": 64.0}
+
+
+def test_passwords_in_urls_are_not_told():
+    assert (
+        redact("uri: https://me:secret@host:5000/x and s3://bucket/a@b")
+        == "uri: https://***@host:5000/x and s3://bucket/a@b"
+    )
+    assert as_params({"tracking.uri": "http://u:p@h"}) == {"tracking.uri": "http://***@h"}
