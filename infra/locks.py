@@ -44,7 +44,8 @@ def exclusive(path: Path, *, what: str, wait_s: float = 0) -> Iterator[None]:
         try:
             yield
         finally:
-            os.ftruncate(fd, 0)
+            if fd in _held:  # see _opened
+                os.ftruncate(fd, 0)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def parse_number(value: object) -> float:
         raise ValueError("expected a number, not true or false")
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError("expected a number such as 0.1 or 1e-4") from None
     if not math.isfinite(number):
         raise ValueError("expected a finite number")

@@ -1,6 +1,8 @@
 """Files at any fsspec URL; plain paths are local files. Nothing appears under a final name before it is whole."""
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -154,14 +156,20 @@ def read_json(url: str) -> Any:
 
 
 def append_json_line(path: Path, value: dict[str, Any]) -> None:
-    """Append one JSON object as a line, in a single write so that readers never see half of it mixed in."""
+    """Append one JSON object as a line of its own, whoever else appends at the same moment.
+
+    Raises:
+        OSError: the disk has no room for the whole line; what was written of it is torn, and readers leave it out.
+    """
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # between the look at the end and the write nobody else may write
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":  # a writer died in the middle of a line
             line = b"\n" + line
-        os.write(fd, line)
+        if os.write(fd, line) < len(line):  # the disk is nearly full: the rest of the line is nowhere
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(fd)
 

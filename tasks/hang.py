@@ -1,11 +1,14 @@
 """Telling an attempt that hangs from one that is slow."""
 
 import contextlib
-import os
 import signal
 import statistics
 import time
+from pathlib import Path
 
+import psutil
+
+from infra.launch import processes
 from tasks.config import RecoveryConfig
 from training.rundir import AttemptRecord, RunDir
 
@@ -29,7 +32,7 @@ class HangDetector:
     def hangs(self) -> bool:
         """Look once; `limit_s` tells the limit that was exceeded."""
         beats = self._run.heartbeats()
-        signs = [(beat.rank, beat.pid, beat.step, beat.phase) for beat in beats]
+        signs = [(beat, _mtime_ns(self._run.heartbeat(beat.rank))) for beat in beats]
         now = time.monotonic()
         if signs != self._seen:
             self._seen, self._since_s = signs, now
@@ -46,10 +49,19 @@ class HangDetector:
         return max(self._recovery.hang_factor * median_s, self._recovery.hang_floor_s)
 
 
+def _mtime_ns(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
 def dump_stacks(run: RunDir, attempt: AttemptRecord) -> None:
     """Have every rank of this machine write the stacks of its threads into its log."""
-    for beat in run.heartbeats():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(beat.pid, signal.SIGUSR1)
+    ranks = {beat.pid for beat in run.heartbeats()}
+    for process in processes.marked(attempt.mark):
+        if process.pid in ranks:  # an old heartbeat's pid may be anybody's by now
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGUSR1)
     time.sleep(_DUMP_S)
     run.record_event("stacks_dumped", attempt=attempt.number, folder=str(run.attempt(attempt.number)))

@@ -1,5 +1,6 @@
 """Starting, finding, watching and stopping attempts. The run directory says what is true; this only looks."""
 
+import shutil
 import socket
 import time
 import uuid
@@ -73,6 +74,7 @@ def _launch(run: RunDir, cluster: ClusterConfig) -> AttemptRecord:
         resumed_from_step=checkpoints[-1].step if checkpoints else 0,
         started_s=time.time(),
     )
+    shutil.rmtree(run.path / "heartbeat", ignore_errors=True)  # of ranks that are gone
     _write(run, attempt)  # the mark first: whoever dies between start and record leaves processes that are found
     launched = local.launch(run.path, number=number, mark=attempt.mark, cluster=cluster)
     attempt = attempt.model_copy(update={"pid": launched.pid, "create_time_s": launched.create_time_s})

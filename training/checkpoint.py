@@ -152,7 +152,8 @@ class CheckpointSaver:
         self.wait(timeout_s, while_waiting)
         self.raise_if_fenced()
         if self._save is not None and self._save.error is not None:
-            raise SaveFailedError(f"the checkpoint after step {self._save.step} failed: {self._save.error}")
+            error = self._save.error
+            raise SaveFailedError(f"the checkpoint after step {self._save.step} failed: {error}") from error
 
     def _run_save(self, save: _Save, state: dict[str, Tensor], progress: Progress, metrics: dict[str, float]) -> None:
         """Body of the background thread. Nothing that goes wrong here stops training."""
@@ -179,7 +180,7 @@ class CheckpointSaver:
             try:
                 self._commit(folder, parts, progress, metrics)
                 self._report(save, parts, write_s, time.perf_counter() - begin - write_s)
-            except (OSError, StayerError) as err:
+            except Exception as err:  # every rank waits for the verdict, whatever it is
                 verdict = err
         verdicts: list[Any] = [verdict]
         dist.broadcast_object_list(verdicts, group_src=0, group=self._group)

@@ -4,9 +4,10 @@ A checkpoint is a folder `checkpoints/step-<8 digits>` with a `manifest.json`, w
 folder is no checkpoint, whatever else it holds. While being written it lies under `.step-<8 digits>-<token>.tmp`.
 """
 
+import errno
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from training.config import CheckpointConfig
 from training.rundir import Inputs, RunDir
 
 MANIFEST = "manifest.json"
+_METADATA = ".metadata"
 FORMAT_VERSION = 1
 _FOLDER = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"\.step-(\d{8,})-(\d{4,})\.tmp")
@@ -110,6 +112,12 @@ def verify(folder: Path, manifest: CheckpointManifest) -> None:
     Raises:
         DamagedCheckpointError: naming the first file that is not.
     """
+    names = {file.name for file in manifest.files}
+    # Everything that is read later, pickled metadata first of all, has to be on the list, and nothing elsewhere.
+    if _METADATA not in names or any(name != Path(name).name for name in names):
+        raise DamagedCheckpointError(
+            f"{folder / MANIFEST} does not list the files of a checkpoint: {sorted(names)[:4]}"
+        )
     for file in manifest.files:
         path = folder / file.name
         if not path.is_file():
@@ -117,12 +125,22 @@ def verify(folder: Path, manifest: CheckpointManifest) -> None:
         if (size := path.stat().st_size) != file.size_bytes:
             raise DamagedCheckpointError(f"{path} has {size} bytes instead of {file.size_bytes}")
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-        hashes = pool.map(lambda file: storage.sha256_file(str(folder / file.name)), manifest.files)
+        hashes = pool.map(lambda file: _hash(folder / file.name), manifest.files)
         for file, found in zip(manifest.files, hashes, strict=True):
             if found != file.sha256:
                 raise DamagedCheckpointError(
                     f"{folder / file.name} has SHA-256 {found[:12]}… instead of {file.sha256[:12]}…"
                 )
+
+
+def _hash(path: Path) -> str:
+    """Raises DamagedCheckpointError where the disk cannot read any more: that is damage, not an outage."""
+    try:
+        return storage.sha256_file(str(path))
+    except OSError as err:
+        if err.errno != errno.EIO:
+            raise
+        raise DamagedCheckpointError(f"{path} cannot be read: {err}") from err
 
 
 def find_resumable(run: RunDir, inputs: Inputs) -> CheckpointManifest | None:
@@ -137,16 +155,18 @@ def find_resumable(run: RunDir, inputs: Inputs) -> CheckpointManifest | None:
     rejected = 0
     for step, folder in reversed(_folders(run)):
         if not (folder / MANIFEST).exists():
-            run.record_event("checkpoint_rejected", step=step, reason="it was never committed")
+            run.record_event("checkpoint_rejected", step=step, token=0, reason="it was never committed")
             continue
+        token = 0
         try:
             manifest = read_manifest(folder)
+            token = manifest.token
             if not manifest.healthy:
                 raise DamagedCheckpointError("it is marked unhealthy")
             _check_compatible(manifest, inputs)
             verify(folder, manifest)
         except DamagedCheckpointError as err:
-            run.record_event("checkpoint_rejected", step=step, reason=err.message)
+            run.record_event("checkpoint_rejected", step=step, token=token, reason=err.message)
             rejected += 1
             continue
         return manifest
@@ -184,13 +204,20 @@ def remove_stale_temporaries(run: RunDir, *, token: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def superseded(manifests: Sequence[CheckpointManifest], config: CheckpointConfig, *, newest: int) -> list[int]:
+def superseded(
+    manifests: Sequence[CheckpointManifest],
+    config: CheckpointConfig,
+    *,
+    newest: int,
+    rejected: Collection[int] = (),
+) -> list[int]:
     """The steps of checkpoints that retention removes once the one after step `newest` is committed.
 
     Kept are the last `keep_last` up to `newest`, the newest healthy one, and every `keep_every_steps`. Checkpoints
-    after `newest` stem from before a step back: they are not counted and not touched.
+    after `newest` stem from before a step back, those in `rejected` were found unusable: neither are counted, nor
+    touched.
     """
-    past = [m for m in manifests if m.step <= newest]
+    past = [m for m in manifests if m.step <= newest and m.step not in rejected]
     kept = {m.step for m in past[-config.keep_last :]} | {m.step for m in [m for m in past if m.healthy][-1:]}
     every = config.keep_every_steps
     return [m.step for m in past if m.step not in kept and not (every and m.step % every == 0)]
@@ -199,14 +226,17 @@ def superseded(manifests: Sequence[CheckpointManifest], config: CheckpointConfig
 def apply_retention(run: RunDir, config: CheckpointConfig, *, newest: int) -> list[int]:
     """Remove superseded checkpoints, each one's manifest first, and return their steps."""
     manifests = list_checkpoints(run)
-    steps = superseded(manifests, config, newest=newest)
+    found_bad = {(event["step"], event["token"]) for event in run.events("checkpoint_rejected")}
+    rejected = {m.step for m in manifests if (m.step, m.token) in found_bad}
+    steps = superseded(manifests, config, newest=newest, rejected=rejected)
     for manifest in (m for m in manifests if m.step in steps):
         folder = run.checkpoint(manifest.step)
         (folder / MANIFEST).unlink()
         storage.fsync_folder(folder)
         # Under a temporary name the next attempt removes what a crash in the middle leaves behind.
-        rest = folder.rename(temporary_folder(run, manifest.step, manifest.token))
-        shutil.rmtree(rest)
+        trash = temporary_folder(run, manifest.step, manifest.token)
+        shutil.rmtree(trash, ignore_errors=True)  # of an earlier removal that was cut short
+        shutil.rmtree(folder.rename(trash))
     return steps
 
 

@@ -1,6 +1,6 @@
 """What the training worker may be told: the sections ``model``, ``training`` and ``checkpoint`` of a job file."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -41,6 +41,10 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrin
         return self
 
 
+DecayRate = Annotated[Number, Field(ge=0, lt=1)]
+"""How much of the past a moving average keeps."""
+
+
 class TrainingConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """How the model is trained. Changing `micro_batch_rows` or the number of processes changes only rounding."""
 
@@ -64,7 +68,7 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", use_attribute_docst
     """Part of all steps in which `wsd` decays."""
     weight_decay: NonNegativeNumber = 0.1
     """Decoupled weight decay of the matrices; norms, biases and embeddings have none."""
-    betas: tuple[Number, Number] = (0.9, 0.95)
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """Adam's decay rates."""
     eps: PositiveNumber = 1e-8
     """Adam's epsilon."""

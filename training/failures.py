@@ -32,6 +32,8 @@ def classify(err: BaseException) -> tuple[ExitReason, bool]:
     from training.checkpoint_manifest import DamagedCheckpointError
     from training.loop import DataError, DivergedError
 
+    if isinstance(err, SaveFailedError) and isinstance(err.__cause__, RuntimeError):
+        return classify(err.__cause__)  # a save that lost a peer is an echo as any other
     if isinstance(err, DivergedError):
         return ExitReason.DIVERGED, not err.is_cause
     if isinstance(err, DataError):

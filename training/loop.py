@@ -97,7 +97,8 @@ class Trainer:
         first_step = self.progress.step + 1
         batches = iter(self.loader)
         while self.progress.step < self.length.total_steps:
-            self.pulse.beat(self.progress.step, "training")
+            # The first step compiles and allocates: it may take as long as starting does.
+            self.pulse.beat(self.progress.step, "training" if self.progress.step >= first_step else "first step")
             self.saver.raise_if_fenced()
             batch = _next(batches, self.progress.step + 1)
             times = StepTimes(input_wait_s=batch.wait_s)
@@ -238,7 +239,7 @@ class Trainer:
 def _next(batches: Iterator[StepBatch], step: int) -> StepBatch:
     try:
         return next(batches)
-    except (OSError, ValueError, StayerError, StopIteration) as err:
+    except (ValueError, StayerError, StopIteration) as err:  # an OSError is the storage's and may pass
         raise DataError(f"cannot read the rows of step {step}: {type(err).__name__}: {err}") from err
 
 

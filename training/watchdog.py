@@ -28,9 +28,12 @@ class Pulse:
         self._phase, self._written_s = phase, now
         beat = Heartbeat(rank=self._rank, pid=os.getpid(), step=step, phase=phase, monotonic_s=now, time_s=time.time())
         temporary = self._file.with_name(f".{self._file.name}.tmp")
-        with contextlib.suppress(OSError):
+        try:
             temporary.write_text(beat.model_dump_json())
             temporary.replace(self._file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.utime(self._file)  # needs no space, and is a sign of life too
 
 
 def end_with_parent() -> None:

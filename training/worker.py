@@ -40,6 +40,10 @@ from training.watchdog import Pulse, end_with_parent
 
 log = logging.getLogger(__name__)
 
+# gloo closes a group for good after one timeout: a disk that stalls for hours must not end all saving. A peer that
+# died is noticed at once by its closed connection, one that hangs by whoever watches the heartbeats.
+_SAVE_GROUP_TIMEOUT = timedelta(days=2)
+
 
 class StopRequest:
     """A stop asked for by SIGTERM or SIGINT to this process, or by the file `stop` in the run directory."""
@@ -139,7 +143,7 @@ class Attempt:
         accumulate_locally = is_small(model)
         shard_model(model, config, mesh)
         optimizer = build_optimizer(model, config)
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=job.checkpoint.save_timeout_s))
+        group = dist.new_group(backend="gloo", timeout=_SAVE_GROUP_TIMEOUT)
         saver = CheckpointSaver(self.run, inputs, job.checkpoint, token=self.number, group=group)
         progress = self._resume(inputs, model, optimizer, length, recorder, group)
         loader = Loader(
