@@ -47,7 +47,13 @@ def session(console: Console, *, quiet: bool = False) -> Iterator[None]:
             from flows.display import progress
 
             stack.enter_context(progress(console, time.time()))
-        yield
+        try:
+            yield
+        except RuntimeError as err:
+            if "Failed to reach API" not in str(err):
+                raise
+            hint = "start that server, or unset PREFECT_API_URL and Stayer runs one of its own"
+            raise StayerError(f"Prefect: {err}", hint=hint) from err
 
 
 def campaign_state(job: str, run_id: str, overrides: list[str]) -> Exception | None:

@@ -29,11 +29,11 @@ def launch(run_dir: Path, *, number: int, mark: str, cluster: ClusterConfig, mod
     """
     folder = run_dir.resolve() / "attempts" / f"{number:04d}"
     folder.mkdir(parents=True, exist_ok=True)
-    command = [*_torchrun(cluster), "-m", "infra.launch.rank", str(folder), module, str(run_dir.resolve())]
+    command = [*_torchrun(cluster, folder), "-m", "infra.launch.rank", str(folder), module, str(run_dir.resolve())]
     return start_detached(command, environment=_environment(number, mark), log=folder / "torchrun.log")
 
 
-def _torchrun(cluster: ClusterConfig) -> list[str]:
+def _torchrun(cluster: ClusterConfig, folder: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
         # The agent's store listens on a port that the kernel picks when it binds, and the ranks meet at that store:
@@ -43,6 +43,7 @@ def _torchrun(cluster: ClusterConfig) -> list[str]:
         f"--nproc-per-node={cluster.processes_per_node}",
         "--max-restarts=0",  # a restart is a new attempt, decided by recovery from what happened
         "--monitor-interval=0.1",
+        f"--log-dir={folder / 'torchelastic'}",  # its error files; by default they pile up in the temporary folder
         f"--shutdown-timeout={math.ceil(cluster.stop_budget_s)}",
     ]
 
