@@ -20,6 +20,7 @@ from infra.locks import exclusive
 from tasks.config import TrackingConfig
 from tasks.corpus import PreparedData
 from tasks.tracking import Tracking
+from training.checkpoint_manifest import DamagedCheckpointError, read_manifest, verify
 from training.exits import ExitReason
 from training.rundir import Inputs, RunDir
 
@@ -34,12 +35,24 @@ class Campaign:
     run: RunDir
     tracking: Tracking
 
-    @property
-    def trained(self) -> bool:
-        """Whether the last training step is done."""
+    def final_step(self) -> int | None:
+        """The last training step, if it is done and what it left can be used: the exported model or its checkpoint.
+
+        A checkpoint that was lost or damaged before the export makes the run train again from the one before.
+        """
         attempts = self.run.attempts()
         record = self.run.exit_record(attempts[-1].number) if attempts else None
-        return record is not None and record.reason is ExitReason.COMPLETED
+        if record is None or record.reason is not ExitReason.COMPLETED:
+            return None
+        if self.run.model.is_dir():
+            return record.step
+        folder = self.run.checkpoint(record.step)
+        try:
+            verify(folder, read_manifest(folder))
+        except DamagedCheckpointError as err:
+            self.run.record_event("final_checkpoint_lost", step=record.step, problem=err.message)
+            return None
+        return record.step
 
     def record_inputs(self, data: PreparedData, model: str | None) -> None:
         """Bind the run to its data and its starting model.

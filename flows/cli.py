@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from infra.errors import InputError, StayerError
-from infra.locks import LockHeldError
+from infra.home import home
+from training.rundir import RunDir
 
 app = typer.Typer(
     name="stayer",
@@ -155,17 +156,18 @@ def list_(run: RunArgument, json: JsonOption = False) -> None:
 def verify(run: RunArgument, json: JsonOption = False) -> None:
     """Check every file of every committed checkpoint against its hash; exit code 1 if one is damaged."""
     from flows.runs import find_run
-    from training.checkpoint_manifest import DamagedCheckpointError, list_checkpoints
+    from training.checkpoint_manifest import MANIFEST, DamagedCheckpointError, read_manifest
     from training.checkpoint_manifest import verify as verify_files
 
     directory = find_run(run)
     found: dict[int, str] = {}
-    for one in list_checkpoints(directory):
+    for manifest in sorted(directory.checkpoints.glob(f"step-*/{MANIFEST}")):
+        step = int(manifest.parent.name.removeprefix("step-"))
         try:
-            verify_files(directory.checkpoint(one.step), one)
-            found[one.step] = "good"
+            verify_files(manifest.parent, read_manifest(manifest.parent))
+            found[step] = "good"
         except DamagedCheckpointError as err:
-            found[one.step] = err.message
+            found[step] = err.message
     damaged = [step for step, state in found.items() if state != "good"]
     lines = "\n".join(f"step {step}: {state}" for step, state in found.items()) or "no committed checkpoint"
     _report(found, lines, as_json=json)
@@ -218,15 +220,16 @@ def _carry_out(job: str, run_id: str, overrides: list[str], *, as_json: bool) ->
     """Run the main flow in this process, and judge by the run directory how it went."""
     from flows.session import campaign_state, session
 
+    directory = RunDir(home() / "runs" / run_id)
+    earlier = len(directory.events("campaign_started"))
     with session(_ERR):
         error = campaign_state(job, run_id, overrides)
+    if error is not None and len(directory.events("campaign_started")) == earlier:
+        raise error  # it never began: how an earlier campaign ended is not the answer
     from eval.summary import summarize
-    from flows.runs import find_run
     from flows.tables import summary_table
 
-    if isinstance(error, LockHeldError):
-        raise error
-    summary = summarize(find_run(run_id))
+    summary = summarize(directory)
     if as_json or summary.outcome == "completed":
         _report(summary.model_dump(), summary_table(summary), as_json=as_json)
     if summary.outcome == "completed":
@@ -249,15 +252,21 @@ def _report(value: Any, text: Any, *, as_json: bool) -> None:
 def main() -> None:
     """Run the command line; every error is one readable message and a hint, with exit code 1 or 2."""
     started = time.monotonic()
+    _prepare_children()
     try:
         sys.exit(app(standalone_mode=False))  # the code of a typer.Exit, else None
-    except typer.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         _ERR.print(f"interrupted after {time.monotonic() - started:.0f} s; finished parts are kept")
         sys.exit(130)
     except Exception as err:
         sys.exit(_tell(err))
+
+
+def _prepare_children() -> None:
+    """Processes started from here take no module from the working directory and no proxy to loopback."""
+    os.environ["PYTHONSAFEPATH"] = "1"
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
 
 
 def _tell(err: Exception) -> int:

@@ -151,6 +151,7 @@ def describe_event(event: dict[str, Any]) -> str:
         "attempt_hung": "attempt {attempt} hangs: no step within {limit_s:.0f} s",
         "checkpoint_committed": "checkpoint of step {step} committed",
         "checkpoint_failed": "[yellow]checkpoint of step {step} failed[/]",
+        "final_checkpoint_lost": "[yellow]the last checkpoint cannot be used ({problem}); training again[/]",
         "checkpoint_damaged": "[red]checkpoint of step {step} is damaged: {problem}[/]",
         "evaluated": f"step {{step}}: perplexity {scores}",
         "evaluation_failed": "[yellow]evaluation of step {step} failed: {error}[/]",

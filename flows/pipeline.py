@@ -17,12 +17,13 @@ from flows.evaluate import evaluate_checkpoint
 from flows.naming import name_of_run
 from flows.prepare import prepare_data
 from flows.train import GivenUpError, train
-from infra.errors import InputError
-from tasks.checkpoints import newest_step, unpublished
+from infra.errors import InputError, StayerError
+from tasks.checkpoints import unpublished
 from tasks.models import export_final, fetch_model, report
 from tasks.stages import stage
 from tasks.stop import StoppedError
 from tasks.tracking import register
+from training.checkpoint_manifest import MANIFEST
 from training.rundir import RunDir
 
 _OTHER_PUBLISHER_S = 6 * 3600
@@ -78,18 +79,28 @@ def _carry_out(campaign: Campaign, job: str, by_hand: bool) -> None:
         campaign.record_inputs(prepare_data(str(run.job_file), run=run.run_id), model)
     campaign.tracking.sync()
     if run.inputs().model is not None:
-        _score(run, 0)
-    if not campaign.trained:
-        train(run.run_id)
+        _score_start(run)
+    step = campaign.final_step() or train(run.run_id)
     if unpublished(run):
         publish_checkpoints(run.run_id, wait_s=_OTHER_PUBLISHER_S)
-    _score(run, newest_step(run))
+    if (run.checkpoint(step) / MANIFEST).exists():  # else the model was exported and scored before it went
+        _score(run, step)
     with stage("export", run):
-        export_final(str(run.path))
+        export_final(str(run.path), step)
     with stage("register", run):
         register(campaign.tracking)
     with stage("report", run):
         report(str(run.path))
+
+
+def _score_start(run: RunDir) -> None:
+    """Score the starting model; a failure is told and keeps nothing from training."""
+    try:
+        _score(run, 0)
+    except StoppedError:
+        raise
+    except StayerError as err:
+        run.record_event("evaluation_failed", step=0, error=err.message)
 
 
 def _score(run: RunDir, step: int) -> None:

@@ -1,5 +1,6 @@
 """Finding run directories: light enough for commands that only look."""
 
+import re
 from pathlib import Path
 
 from flows.job import Job
@@ -16,7 +17,7 @@ def run_directory(job: Job, wanted: str | None = None) -> RunDir:
         InputError: the directory belongs to another job, or the name is no plain name.
     """
     name = wanted or run_id(job)
-    if Path(name).name != name or name.startswith("."):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
         raise InputError(f"run id {name!r} is not a plain name", hint="letters, digits, dots, dashes, underscores")
     run = RunDir(home() / "runs" / name)
     if not run.job_file.exists():
@@ -27,7 +28,7 @@ def run_directory(job: Job, wanted: str | None = None) -> RunDir:
             raise InputError(f"{run.path} exists and is not a run directory", hint="choose another --run-id")
         return run
     other = load_job(run.job_file)
-    if result_hash(other) != result_hash(job):
+    if other != job and result_hash(other) != result_hash(job):  # a resume needs no base job file
         raise InputError(
             f"run {name} belongs to another job ({other.name}, {result_hash(other)[:8]}); "
             f"this one is {job.name}, {result_hash(job)[:8]}",

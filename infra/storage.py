@@ -181,7 +181,9 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_bytes().split(b"\n"):
         with contextlib.suppress(ValueError):  # torn between two characters, or in the middle of one
-            rows.append(json.loads(line))
+            row = json.loads(line)
+            if isinstance(row, dict):
+                rows.append(row)
     return rows
 
 

@@ -26,7 +26,7 @@ def newest_step(run: RunDir) -> int:
 def unpublished(run: RunDir) -> list[CheckpointManifest]:
     """Committed checkpoints that were neither published nor found damaged, oldest first."""
     kinds = ("checkpoint_published", "checkpoint_damaged")
-    settled = {(e["step"], e["token"]) for kind in kinds for e in run.events(kind)}
+    settled = {(e["step"], e.get("token")) for kind in kinds for e in run.events(kind)}
     # After a rollback a step is committed anew, by a later attempt: that is another checkpoint.
     return [c for c in list_checkpoints(run) if (c.step, c.token) not in settled]
 

@@ -23,7 +23,6 @@ from training.exits import ExitRecord
 from training.rundir import AttemptRecord, RunDir
 
 _POLL_S = 0.25
-_ORPHAN_GRACE_S = 10
 _LAUNCH_WAIT_S = 60
 
 
@@ -57,7 +56,7 @@ def _settle_earlier(run: RunDir) -> None:
     """Make sure that nothing of an earlier attempt runs, and that each has an end on record: they are counted."""
     for attempt in run.attempts():
         if run.exit_record(attempt.number) is None:
-            processes.end_marked(attempt.mark, grace_s=_ORPHAN_GRACE_S)
+            processes.end_marked(attempt.mark, grace_s=0)
             settle(run, attempt, found="nobody was watching when it ended")
 
 
@@ -109,7 +108,8 @@ def watch(
             processes.end_marked(attempt.mark, grace_s=0)
             return settle(run, attempt, found=f"it hung: no sign of progress within {hang.limit_s:.0f} s")
         meanwhile()
-    processes.end_marked(attempt.mark, grace_s=_ORPHAN_GRACE_S)
+    # At once: ranks would take SIGTERM for a polite stop, and a crash would end as "stopped on request".
+    processes.end_marked(attempt.mark, grace_s=0)
     return settle(run, attempt, found="its processes are gone and left no word")
 
 

@@ -9,7 +9,6 @@ from prefect.cache_policies import NO_CACHE
 
 from eval.report import write_report
 from infra.errors import InputError, StayerError
-from tasks.checkpoints import newest_step
 from training.rundir import RunDir
 
 
@@ -34,11 +33,11 @@ def fetch_model(path: str) -> str:
 
 
 @task(name="export-model", cache_policy=NO_CACHE)
-def export_final(run_dir: str) -> str:
+def export_final(run_dir: str, step: int) -> str:
     """Write the run's last checkpoint as a Hugging Face folder, or find it written; returns the folder."""
     run = RunDir(Path(run_dir))
     if not run.model.is_dir():
-        write_export(run, newest_step(run), run.model)
+        write_export(run, step, run.model)
     return str(run.model)
 
 

@@ -47,8 +47,11 @@ def decide(run: RunDir, config: RecoveryConfig) -> Decision:
     last = ends[-1]
     if last.reason is ExitReason.COMPLETED:
         return Decision(action=Action.FINISH, why="all steps are done")
-    if last.reason is ExitReason.PREEMPTED:
+    if last.reason is ExitReason.PREEMPTED and _was_asked_to_stop(run):
         return Decision(action=Action.STOP, why=f"stopped on request after step {last.step}", on_request=True)
+    if last.reason is ExitReason.PREEMPTED:  # a signal from outside, such as a machine taken away: nobody here asked
+        why = f"attempt {len(ends)} was told by a signal to stop after step {last.step}"
+        return Decision(action=Action.RESTART, why=why, wait_s=config.backoff_s)
     told = f"attempt {len(ends)} ended at step {last.step}: {last.reason}" + (
         f", {last.message}" if last.message else ""
     )
@@ -64,6 +67,11 @@ def decide(run: RunDir, config: RecoveryConfig) -> Decision:
         return Decision(action=Action.STOP, why=f"{told}; {config.max_restarts} restarts are used up")
     wait_s = min(config.backoff_s * 2 ** (in_a_row - 1), config.max_backoff_s)
     return Decision(action=Action.RESTART, why=told, wait_s=wait_s)
+
+
+def _was_asked_to_stop(run: RunDir) -> bool:
+    newest = run.attempts()[-1].number
+    return run.stop_file.exists() or any(e["attempt"] == newest for e in run.events("stop_requested"))
 
 
 def _failures_since_hand(run: RunDir, ends: list[ExitRecord]) -> list[ExitRecord]:

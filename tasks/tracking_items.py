@@ -10,8 +10,12 @@ _NOT_METRICS = {"step", "attempt", "time_s"}
 
 
 def redact(text: str) -> str:
-    """Text without the user names and passwords of URLs in it."""
-    return re.sub(r"://[^/@\s]+@", "://***@", text)
+    """Text without the user names, passwords and query values of URLs in it.
+
+    A password may hold / and @: where a colon precedes an @, everything up to the last @ goes, rather too much.
+    """
+    text = re.sub(r"://(?:[^/@\s]+|[^\s@]*:\S*)@", "://***@", text)
+    return re.sub(r"([?&][^=&\s]+=)[^&\s'\"]+", r"\1***", text)
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

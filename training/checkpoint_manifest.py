@@ -226,7 +226,7 @@ def superseded(
 def apply_retention(run: RunDir, config: CheckpointConfig, *, newest: int) -> list[int]:
     """Remove superseded checkpoints, each one's manifest first, and return their steps."""
     manifests = list_checkpoints(run)
-    found_bad = {(event["step"], event["token"]) for event in run.events("checkpoint_rejected")}
+    found_bad = {(event["step"], event.get("token")) for event in run.events("checkpoint_rejected")}
     rejected = {m.step for m in manifests if (m.step, m.token) in found_bad}
     steps = superseded(manifests, config, newest=newest, rejected=rejected)
     for manifest in (m for m in manifests if m.step in steps):

@@ -182,12 +182,12 @@ class RunDir:
 
     def metrics(self) -> list[dict[str, Any]]:
         """One object a step, in order: a step that was run again after a resume counts as it was run last."""
-        latest = {int(row["step"]): row for row in storage.read_json_lines(self.metrics_file)}
+        latest = {int(row["step"]): row for row in storage.read_json_lines(self.metrics_file) if "step" in row}
         return [latest[step] for step in sorted(latest)]
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Events in order, all or of one kind."""
-        rows = storage.read_json_lines(self.events_file)
+        rows = [r for r in storage.read_json_lines(self.events_file) if "event" in r and "time_s" in r]
         return rows if kind is None else [r for r in rows if r["event"] == kind]
 
     def record_event(self, kind: str, **fields: Any) -> None:

@@ -58,6 +58,7 @@ def _environment(number: int, mark: str) -> dict[str, str]:
         MARK_VARIABLE: mark,
         "STAYER_ATTEMPT_NUMBER": str(number),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",  # a folder named `training` where the flow happens to run is not ours
         "DO_NOT_TRACK": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infra.errors import StayerError
-from infra.serve.service import HOST, Record, Service, in_use
+from infra.serve.service import HOST, Record, Service, in_use, kept_alive
 
 POOL = "stayer"
 """The work pool of Stayer's deployments."""
@@ -25,10 +25,12 @@ _QUIET = {"DO_NOT_TRACK": "1"}
 def prefect_api(home: Path) -> Iterator[str]:
     """A Prefect server for as long as the block lasts; yields what PREFECT_API_URL wants.
 
+    Should it die meanwhile, it is started again at the same address.
+
     Raises:
         StayerError: it does not start.
     """
-    with in_use(prefect_service(home), home / "services") as record:
+    with kept_alive(prefect_service(home), home / "services") as record:
         yield f"{record.url}/api"
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,10 +19,11 @@ from infra import storage
 from infra.errors import StayerError
 from infra.launch.detached import request_stop, start_detached
 from infra.launch.processes import is_alive
-from infra.locks import exclusive, shared, try_lock
+from infra.locks import LockHeldError, exclusive, shared, try_lock
 
 HOST = "127.0.0.1"
 _POLL_S = 0.1
+_KEEP_S = 1.0
 _START_TIMEOUT_S = 120
 _STOP_TIMEOUT_S = 20
 _ANSWER_TIMEOUT_S = 20
@@ -61,6 +63,38 @@ class Record(BaseModel, frozen=True):
     def is_alive(self) -> bool:
         """Whether its process exists; it may be starting or stuck."""
         return is_alive(self.pid, self.create_time_s)
+
+
+@contextlib.contextmanager
+def kept_alive(service: Service, folder: Path) -> Iterator[Record]:
+    """Use a server as `in_use` does, and start it again at its address whenever it dies meanwhile.
+
+    Raises:
+        StayerError: it does not start.
+    """
+    with in_use(service, folder) as record:
+        leaving = threading.Event()
+        keeper = threading.Thread(
+            target=_keep, args=(service, folder, leaving), daemon=True, name=f"keep-{service.name}"
+        )
+        keeper.start()
+        try:
+            yield record
+        finally:
+            leaving.set()
+            keeper.join()
+
+
+def _keep(service: Service, folder: Path, leaving: threading.Event) -> None:
+    while not leaving.wait(_KEEP_S):
+        record = _recorded(service, folder)
+        if record is not None and record.is_alive():
+            continue
+        # Another user may be starting it, or it does not start right now: the next look tells.
+        with contextlib.suppress(LockHeldError, StayerError, OSError):
+            with exclusive(folder / f"{service.name}.door", what=f"restarting {service.name}", wait_s=1):
+                if not leaving.is_set() and _find(service, folder) is None:
+                    _start(service, folder)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
 import hashlib
 import os
+import shutil
 import signal
 
 import mlflow
-from campaigns import finish, no_processes_left, rank_pid, reached, until
+import pytest
+from campaigns import Stayer, finish, no_processes_left, rank_pid, reached, until
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra import storage
@@ -111,3 +113,51 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on_from_it(undisturbed, 
     reference = undisturbed.run_of("small")
     assert losses(run) == losses(reference)
     assert weights(run) == weights(reference)
+
+
+def test_a_killed_torchrun_agent_is_a_crash_and_no_request_to_stop(undisturbed, prepared):
+    """Its Prefect server is killed as well: both come back by themselves."""
+    stayer = prepared("agent")
+    process = stayer.start("run", str(stayer.home / "small.yaml"))
+    run = until(reached(stayer, "small", 37), process=process)
+    os.kill(run.attempts()[0].pid, signal.SIGKILL)
+    server = storage.read_json(str(stayer.home / ".stayer" / "services" / "prefect.json"))
+    os.kill(server["pid"], signal.SIGKILL)
+    done = finish(process)
+    assert done.returncode == 0, done.stderr
+    assert [run.exit_record(a.number).reason for a in run.attempts()][-1] == "completed"
+    assert len(run.attempts()) == 2
+    assert run.events("stop_requested") == []
+    reference = undisturbed.run_of("small")
+    assert losses(run) == losses(reference)
+    assert weights(run) == weights(reference)
+
+
+@pytest.mark.parametrize("harm", ["lost", "damaged"])
+def test_a_last_checkpoint_that_cannot_be_used_is_trained_again(undisturbed, tmp_path, harm):
+    stayer = Stayer(tmp_path / "home")
+    shutil.copytree(undisturbed.home, stayer.home)
+    run = stayer.run_of("small")
+    shutil.rmtree(run.model)  # as if the flow had died before the export
+    if harm == "lost":
+        shutil.rmtree(run.checkpoint(60))
+    else:
+        part = next(run.checkpoint(60).glob("*.distcp"))
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2] ^= 1
+        part.write_bytes(content)
+    done = stayer.call("run", str(stayer.home / "small.yaml"), "--run-id", run.run_id)
+    assert done.returncode == 0, done.stderr
+    assert run.attempts()[-1].number == 2
+    assert weights(run) == weights(undisturbed.run_of("small"))
+
+
+def test_an_error_before_the_campaign_begins_is_not_hidden_behind_an_earlier_end(undisturbed, tmp_path):
+    stayer = Stayer(tmp_path / "home")
+    shutil.copytree(undisturbed.home, stayer.home)
+    run = stayer.run_of("small")
+    run.job_file.write_text("")
+    done = stayer.call("resume", run.run_id)
+    assert done.returncode == 2
+    assert "error: " in done.stderr
+    assert "completed" not in done.stdout

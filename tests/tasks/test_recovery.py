@@ -12,10 +12,22 @@ def test_a_finished_attempt_finishes_the_run(run, add_attempt):
     assert decide(run, CONFIG).action is Action.FINISH
 
 
-def test_a_stop_on_request_stops_and_says_where(run, add_attempt):
+@pytest.mark.parametrize("how", ["event", "file"])
+def test_a_stop_on_request_stops_and_says_where(run, add_attempt, how):
     add_attempt(ExitReason.PREEMPTED, 40)
+    if how == "event":
+        run.record_event("stop_requested", attempt=1)
+    else:
+        run.stop_file.touch()
     decision = decide(run, CONFIG)
     assert (decision.action, decision.why) == (Action.STOP, "stopped on request after step 40")
+
+
+def test_a_signal_that_nobody_here_sent_is_no_request(run, add_attempt):
+    add_attempt(ExitReason.PREEMPTED, 40)
+    run.record_event("stop_requested", attempt=1)
+    add_attempt(ExitReason.PREEMPTED, 50)
+    assert decide(run, CONFIG).action is Action.RESTART
 
 
 @pytest.mark.parametrize("reason", [ExitReason.CONFIG_ERROR, ExitReason.DATA_ERROR, ExitReason.DIVERGED])

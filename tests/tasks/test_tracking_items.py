@@ -1,3 +1,5 @@
+import pytest
+
 from tasks.tracking_items import as_params, flatten, redact, step_metrics
 
 
@@ -26,3 +28,15 @@ def test_passwords_in_urls_are_not_told():
         == "uri: https://***@host:5000/x and s3://bucket/a@b"
     )
     assert as_params({"tracking.uri": "http://u:p@h"}) == {"tracking.uri": "http://***@h"}
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("s3://AK:se/cret@b/x", "s3://***@b/x"),
+        ("https://u:p@ss1@w/x", "https://***@w/x"),
+        ("https://acct.blob/x?sig=SECRET&token=TOK", "https://acct.blob/x?sig=***&token=***"),
+    ],
+)
+def test_secrets_in_odd_urls_are_not_told_either(url, told):
+    assert redact(url) == told
