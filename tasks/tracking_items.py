@@ -14,7 +14,7 @@ def redact(text: str) -> str:
 
     A password may hold / and @: where a colon precedes an @, everything up to the last @ goes, rather too much.
     """
-    text = re.sub(r"://(?:[^/@\s]+|[^\s@]*:\S*)@", "://***@", text)
+    text = re.sub(r"://(?:[^\s@]*:\S*|[^/@\s]+)@", "://***@", text)
     return re.sub(r"([?&][^=&\s]+=)[^&\s'\"]+", r"\1***", text)
 
 

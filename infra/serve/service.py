@@ -91,10 +91,12 @@ def _keep(service: Service, folder: Path, leaving: threading.Event) -> None:
         if record is not None and record.is_alive():
             continue
         # Another user may be starting it, or it does not start right now: the next look tells.
-        with contextlib.suppress(LockHeldError, StayerError, OSError):
-            with exclusive(folder / f"{service.name}.door", what=f"restarting {service.name}", wait_s=1):
-                if not leaving.is_set() and _find(service, folder) is None:
-                    _start(service, folder)
+        with (
+            contextlib.suppress(LockHeldError, StayerError, OSError),
+            exclusive(folder / f"{service.name}.door", what=f"restarting {service.name}", wait_s=1),
+        ):
+            if not leaving.is_set() and _find(service, folder) is None:
+                _start(service, folder)
 
 
 @contextlib.contextmanager

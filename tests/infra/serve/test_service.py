@@ -9,7 +9,7 @@ import pytest
 from service_user import SMALL, small
 
 from infra.errors import StayerError
-from infra.serve.service import Record, in_use
+from infra.serve.service import Record, in_use, kept_alive
 
 USER = str(Path(__file__).with_name("service_user.py"))
 
@@ -81,6 +81,16 @@ def test_a_dead_server_is_replaced_at_its_old_address(folder, until):
             assert successor.url == record.url
             assert _answers(successor)
     assert not successor.is_alive()
+
+
+def test_a_server_that_is_killed_while_it_is_kept_comes_back_and_goes_with_its_user(folder, until):
+    file = folder / f"{small().name}.json"
+    with kept_alive(small(), folder) as record:
+        os.kill(record.pid, signal.SIGKILL)
+        until(lambda: Record.model_validate_json(file.read_text()).pid != record.pid)
+        again = Record.model_validate_json(file.read_text())
+        assert again.port == record.port
+    assert not again.is_alive()
 
 
 def test_a_busy_port_is_left_to_its_owner(folder):
